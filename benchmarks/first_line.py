@@ -18,12 +18,9 @@ VERBS = {
     "build": "build --source shardset --input {set} --output {out} --dry-run",
     "verify": "verify {set} --deep",
     "inspect": "inspect {set}",
-    "report": "report {set} --output {out}.html",
     "view": "view {out}.parquet --of {set} --per-class 1",
     "train": "train --manifest {set} --run-dir {out} --max-steps 1",
-    "evaluate": "evaluate --run-dir {run}",
     "predict": "predict --from {run} nothing.jpg",
-    "missing input": "build --source foldr --input {set} --output {out}",
 }
 RUNS = 5
 
@@ -53,8 +50,11 @@ if __name__ == "__main__":
             for _ in range(RUNS):
                 with tempfile.TemporaryDirectory() as place:
                     words = line.format(out=f"{place}/out", **options).split()
-                    no_bytecode = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": place}
+                    none = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": place}
                     command = [sys.executable, "-m", "shardset", *words]
-                    runs.append(seconds(command, {} if cached else no_bytecode))
+                    runs.append(
+                        seconds(command, {"PYTHONDONTWRITEBYTECODE": ""} if cached else none)
+                    )
             first, end = map(median, zip(*runs, strict=True))
-            print(f"{name:14} {'bytecode' if cached else 'none':9} {first:5.2f} {end:6.2f}")
+            kind = "bytecode" if cached else "none"
+            print(f"{name:9} {kind:9} {first:5.2f} {end:6.2f}", flush=True)

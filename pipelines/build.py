@@ -102,9 +102,8 @@ def _run(
     with files.while_current():
         replacing.remove_slices(files)
         plan = files.read_record(paths.PLAN, PlanFile)
-    published, path = None, naming.quarantine_path() if dry_run else ""
-    if not dry_run:
-        published = _published(output, plan)
+    published = None if dry_run else _published(output, plan)
+    path = naming.quarantine_path() if dry_run else ""
     # an append's list has those of earlier builds too
     if published and 0 < plan.num_rejected == published.quarantine.count <= MAX_REASONS:
         path = published.quarantine.path

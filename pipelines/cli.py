@@ -52,7 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_verb(
         lambda: verb(args, rest),
         debug=args.debug,
-        stopped="stopped; run the same command again to continue",
         is_interactive=verb in (_inspect, _estimate),
     )
 
@@ -241,9 +240,11 @@ def _catalog(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.sets import catalog
 
     written = catalog.write_catalog(args.manifest)
-    line = f"catalogue: {count(len(written), 'file')} written next to the tars of {args.manifest}"
-    step = f"next: shardset view OUT.parquet --of {quote(args.manifest)} --where 'width > 200'"
-    return _show(args, {"written": written}, [line, step])
+    lines = [
+        f"catalogue: {count(len(written), 'file')} written next to the tars of {args.manifest}",
+        f"next: shardset view OUT.parquet --of {quote(args.manifest)} --where 'width > 200'",
+    ]
+    return _show(args, {"written": written}, lines)
 
 
 def _view(args: argparse.Namespace, _: Sequence[str]) -> int:

@@ -104,15 +104,13 @@ def parser() -> argparse.ArgumentParser:
 
     add_build(verb("build", BUILD_EPILOG))
     _add_append(verb("append"))
-    tag = verb("tag")
-    _add_set(tag)
+    tag = _add_set(verb("tag"))
     tag.add_argument("name", metavar="NAME", help="letters, digits, ., _ and -; not only digits")
     _add_set(verb("log"))
     diff = verb("diff")
     diff.add_argument("old", metavar="OLD", help="a set, or SET@VERSION")
     diff.add_argument("new", metavar="NEW", help="a set, or SET@VERSION")
-    compact = verb("compact")
-    _add_set(compact)
+    compact = _add_set(verb("compact"))
     compact.add_argument(
         "--drop-keys", required=True, metavar="FILE", help="a text file with a key in each line"
     )
@@ -129,26 +127,38 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="also remove columns and side files of other readers with removed tars",
     )
-    adopt = verb("adopt")
-    add_flags(adopt, AdoptConfig)
-    column = verb("column")
-    _add_set(column)
+    add_flags(verb("adopt"), AdoptConfig)
+    column = _add_set(verb("column"))
     column.add_argument(
         "name", metavar="NAME", help="the name of the column: up to 12 of a-z, 0-9, _ and -"
     )
     add_flags(column, ColumnConfig)
-    verify = verb("verify")
-    _add_set(verify, "manifest")
+    verify = _add_set(verb("verify"), "manifest")
     verify.add_argument(
         "--deep",
         action="store_true",
         help="also decode every image and compare every label and key",
     )
     _add_inspect(verb("inspect"))
-    _add_export(verb("export"))
+    export = _add_set(verb("export"), "manifest")
+    export.add_argument(
+        "--to",
+        required=True,
+        action="extend",
+        type=lambda text: text.split(","),
+        metavar="READER,...",
+        help="any of wids, hf",
+    )
+    export.add_argument(
+        "--output",
+        metavar="FOLDER",
+        help="where to write, if the format allows (default: beside the tars)",
+    )
+    export.add_argument(
+        "--overwrite", action="store_true", help="replace existing files that differ"
+    )
     _add_estimate(verb("estimate", ESTIMATE_EPILOG))
-    report = verb("report")
-    _add_set(report, "manifest")
+    report = _add_set(verb("report"), "manifest")
     report.add_argument("--output", metavar="FILE", help="default: report.html beside the manifest")
     report.add_argument(
         "--images",
@@ -190,8 +200,9 @@ def add_build(build: Parser) -> None:
     add_flags(image, ImageOptions)
 
 
-def _add_set(verb: Parser, dest: str = "set") -> None:
+def _add_set(verb: Parser, dest: str = "set") -> Parser:
     verb.add_argument(dest, metavar="SET", help="the set: its folder or manifest, local or remote")
+    return verb
 
 
 def _add_append(append: Parser) -> None:
@@ -223,26 +234,6 @@ def _add_inspect(inspect: Parser) -> None:
     one.add_argument("--name", help="the samples made from the input with this original name")
     inspect.add_argument(
         "--class", dest="class_name", metavar="CLASS", help="a class by label, name or wnid"
-    )
-
-
-def _add_export(export: Parser) -> None:
-    _add_set(export, "manifest")
-    export.add_argument(
-        "--to",
-        required=True,
-        action="extend",
-        type=lambda text: text.split(","),
-        metavar="READER,...",
-        help="any of wids, hf",
-    )
-    export.add_argument(
-        "--output",
-        metavar="FOLDER",
-        help="where to write, if the format allows (default: beside the tars)",
-    )
-    export.add_argument(
-        "--overwrite", action="store_true", help="replace existing files that differ"
     )
 
 

@@ -21,8 +21,7 @@ def show(config: BuildConfig, result: "Result", console: Console) -> None:
     """Prints a table of the splits and a few sentences."""
     stored = {}
     if result.published and not config.append:  # an append's are of all versions
-        written = result.published.splits.items()
-        stored = {name: split.num_tar_bytes for name, split in written}
+        stored = {name: split.num_tar_bytes for name, split in result.published.splits.items()}
     splits = [of_plan(plan, stored.get(name)) for name, plan in sorted(result.plan.splits.items())]
     title = f"{config.source}: {config.input} → {config.output}"
     console.print(split_table(title, splits, "size" if stored else "input size"))

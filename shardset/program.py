@@ -124,15 +124,13 @@ def run_verb(
     verb: Callable[[], int | None],
     *,
     debug: bool,
-    stopped: str = "stopped",
     is_interactive: bool = False,
 ) -> int:
     """The exit code of a verb.
 
     Prints an error as one sentence on standard error, with `debug` as a traceback.
 
-    After Ctrl-C, prints `stopped` and the arguments of the KeyboardInterrupt. One that is
-    interactive gives up on a storage after half a minute.
+    One that is interactive gives up on a storage after half a minute.
     """
     try:
         with while_someone_waits() if is_interactive else nullcontext():
@@ -146,8 +144,8 @@ def run_verb(
             raise
         print(printable(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return USAGE if isinstance(error, ConfigError) else FAILED
-    except KeyboardInterrupt as interrupt:
-        print(stopped + "".join(map(str, interrupt.args)), file=sys.stderr)
+    except KeyboardInterrupt:
+        print("stopped; the same command continues", file=sys.stderr)
         return INTERRUPTED
     return code
 

@@ -102,7 +102,15 @@ def parser() -> Parser:
         "--output", required=True, metavar="FOLDER", help="folder for the files, local or gs://"
     )
     verb.add_argument("--onnx", action="store_true", help="write a graph for ONNX, too")
-    _add_predict(verbs)
+    example = "example: shardset predict --from run cat.jpg dog.png"
+    verb = add_verb(verbs, "predict", examples=example, command=_predict)
+    text = "images, local or remote; or a local folder of them"
+    verb.add_argument("images", nargs="+", metavar="IMAGE", help=text)
+    text = "run folder (its best checkpoint), or a folder that `export` wrote; local or remote"
+    verb.add_argument("--from", dest="model", required=True, metavar="FOLDER", help=text)
+    text = "classes for each image (default: 5)"
+    verb.add_argument("--top", type=int, default=5, metavar="N", help=text)
+    verb.add_argument("--json", action="store_true", help="print one JSON object for each image")
     return top
 
 
@@ -146,23 +154,6 @@ def _add_job(verbs: Any) -> None:
     add_config_flags(verb)
 
 
-def _add_predict(verbs: Any) -> None:
-    example = "example: shardset predict --from run cat.jpg dog.png"
-    verb = add_verb(verbs, "predict", examples=example, command=_predict)
-    verb.add_argument(
-        "images",
-        nargs="+",
-        metavar="IMAGE",
-        help="picture, local or gs://; or a local folder of them",
-    )
-    text = "run folder (its best checkpoint), or a folder that `export` wrote; local or gs://"
-    verb.add_argument("--from", dest="model", required=True, metavar="FOLDER", help=text)
-    verb.add_argument(
-        "--top", type=int, default=5, metavar="N", help="classes for each image (default: 5)"
-    )
-    verb.add_argument("--json", action="store_true", help="print one JSON object for each image")
-
-
 # --- the verbs ------------------------------------------------------------------------------------
 
 
@@ -172,14 +163,10 @@ def _train(options: argparse.Namespace) -> None:
         for text in filter(None, (about, defaults.note(config))):
             print(text, flush=True)
     _check_data(config)
-    try:
-        from trainer import loop
-        from trainer.runtime.launch import launch
+    from trainer import loop
+    from trainer.runtime.launch import launch
 
-        launch(config, loop.train)
-    except KeyboardInterrupt:
-        text = "; the same command resumes at the last checkpoint, or begins again if there is none"
-        raise KeyboardInterrupt(text) from None
+    launch(config, loop.train)
 
 
 def _evaluate(options: argparse.Namespace) -> None:

@@ -115,7 +115,7 @@ def test_names_are_printed_as_they_are(tmp_path):
         (["--num-shards", "0"], "num_shards is 0, expected N or SPLIT=N,SPLIT=N, each int >= 1"),
         (
             ["--verify", "non"],
-            "argument --verify: no choice 'non', did you mean 'none'?; there are",
+            "--verify: no choice 'non', did you mean 'none'?; there are",
         ),
         (["--holdout", "test=2"], "--holdout test=2.0: expected a fraction"),
         (["--source", "nope"], "no source 'nope'; there are cifar10"),
@@ -132,7 +132,7 @@ def test_names_are_printed_as_they_are(tmp_path):
         ),
         (
             ["--runner", "FlnkRunner"],
-            "--runner FlnkRunner, did you mean 'FlinkRunner'?: Unexpected",
+            "FlnkRunner, did you mean 'FlinkRunner'?: Unexpected",
         ),
     ],
 )

@@ -132,10 +132,7 @@ def test_ctrl_c_ends_a_training_with_code_130_and_one_sentence_and_the_same_comm
         lambda: bool(checkpoint.steps(open_storage(str(tmp_path)))),
     )
     assert code == INTERRUPTED
-    assert errors.endswith(
-        "stopped; the same command resumes at the last checkpoint, or begins again if there is"
-        " none\n"
-    )
+    assert errors.endswith("stopped; the same command continues\n")
     assert "Traceback" not in errors
     saved = checkpoint.steps(open_storage(str(tmp_path)))[-1]
     assert command.main([*words, "--max-steps", str(saved + 1)]) == OK

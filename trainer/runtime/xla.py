@@ -334,11 +334,12 @@ def select_device() -> str:
         )
     os.environ.setdefault("XLA_DISABLE_FUNCTIONALIZATION", "1")
     if "PJRT_DEVICE" not in os.environ:
-        os.environ["PJRT_DEVICE"] = "CPU"  # torch_xla, once imported, would warn and choose it
-        if num_chips():
+        found = 0
+        if num_chips():  # otherwise torch_xla, once imported, would warn that it chooses the CPU
             from torch_xla._internal import tpu
 
-            os.environ["PJRT_DEVICE"] = "TPU" if tpu.num_available_chips() > 0 else "CPU"
+            found = tpu.num_available_chips()
+        os.environ["PJRT_DEVICE"] = "TPU" if found else "CPU"
     return os.environ["PJRT_DEVICE"]
 
 
