@@ -24,7 +24,7 @@ from pipelines.runners import dataflow, errors, local, options
 from pipelines.runners.progress import BuildProgress, watched
 from pipelines.write import history
 from pipelines.write import replace as replacing
-from shardset.errors import ConfigError, NotFound, ShardsetError
+from shardset.errors import NotFound, ShardsetError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import Manifest
@@ -40,13 +40,12 @@ class Result:
     """The result of a build; `published` is the head of its manifest, None after a dry run or a
     build of some shards.
 
-    After a dry run, which leaves no list, `rejected` holds the first rejected samples and why.
+    `rejected` holds the first rejected samples and why, if they are few or after a dry run.
 
     `shardset.format.manifest.load` reads the manifest itself, which lists every shard.
     """
 
     plan: PlanFile
-    plan_bytes: int
     rejected: list[str]
     published: Manifest | None
     counters: dict[str, int]
@@ -74,16 +73,10 @@ def dry_run(
 
 def submit(config: BuildConfig, beam_flags: Sequence[str] = ()) -> str:
     """Starts a build as a job on Dataflow, which publishes the set by itself; returns where to
-    watch it.
-
-    Raises ConfigError for any other runner: its build ends with this process.
+    watch it. On any other runner a build would end with this process.
     """
     output = open_storage(config.output)
     beam_options = options.prepare(beam_flags, source=config.input, output=output)
-    if not dataflow.is_wanted(beam_options):
-        raise ConfigError(
-            "--no-wait is for --runner DataflowRunner: elsewhere a build ends with this command"
-        )
     prepared = prepare(config, output)
     with errors.translated(dataflow.failures(beam_options)):
         return dataflow.started(beam_options, _begin(prepared, beam_options, dry_run=False))
@@ -109,13 +102,17 @@ def _run(
     with files.while_current():
         replacing.remove_slices(files)
         plan = files.read_record(paths.PLAN, PlanFile)
-    listed = output.read(naming.quarantine_path()).splitlines() if dry_run else []
+    published = None if dry_run else _published(output, plan)
+    path = naming.quarantine_path() if dry_run else ""
+    # an append's list has those of earlier builds too
+    if published and 0 < plan.num_rejected == published.quarantine.count <= MAX_REASONS:
+        path = published.quarantine.path
+    listed = output.read(path).splitlines() if path else []
     first_rejected = map(json.loads, listed[:MAX_REASONS])
     return Result(
         plan=plan,
-        plan_bytes=sum(stat.num_bytes for stat in output.list(naming.PLAN_FOLDER)),
         rejected=[f"{entry['name']}: {entry['reason']}" for entry in first_rejected],
-        published=None if dry_run else _published(output, plan),
+        published=published,
         counters=counters,
         seconds=time.monotonic() - started,
     )

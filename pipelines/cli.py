@@ -9,26 +9,32 @@ import atexit
 import gc
 import json
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 from rich.console import Console
 
 from pipelines.config import SIZES, AdoptConfig, BareNumbers, BuildConfig, ColumnConfig
 from pipelines.images.options import ImageOptions
 from pipelines.parsers import parser
-from pipelines.terminal import on_standard_output, quiet_workers
+from pipelines.terminal import quiet_workers, say_beam
 from shardset.errors import ConfigError
 from shardset.program import FAILED, OK, USAGE, count, run_program, run_verb
 from shardset.settings import record_of, texts_of
+from shardset.terminal import on_standard_output
 
 if TYPE_CHECKING:
     from pipelines.estimate.stored import StoredSet
 
 WITH_BEAM = ("build", "append", "adopt", "column")
 """The verbs that take the flags of Beam too."""
+
+_DATAFLOW = re.compile(r"--runner[= ](\S*\.)?dataflow(runner)?(\s|$)", re.IGNORECASE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_verb(
         lambda: verb(args, rest),
         debug=args.debug,
-        stopped="stopped; run the same command again to continue",
         is_interactive=verb in (_inspect, _estimate),
     )
 
@@ -71,7 +76,14 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
             config = _append_config(args)
         else:
             config = record_of(BuildConfig, args, image=record_of(ImageOptions, args))
-        _say_beam(console)
+        if not args.wait and not _DATAFLOW.search(" ".join(beam_flags)):
+            raise ConfigError(
+                "--no-wait is for --runner DataflowRunner: elsewhere a build ends with this command"
+            )
+        from pipelines import sources
+
+        sources.open_source(config)  # refuses what it can before the seconds of Beam's import
+        say_beam(console)
         from pipelines.runners import fork_server
 
         if fork_server.may_be_needed(beam_flags):
@@ -101,36 +113,40 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     summary.show(config, result, on_standard_output())
     if report:
         print(f"report: {report}")
+    if result.published:
+        print(f"next: shardset verify {quote(config.output)}")
     return OK
 
 
 def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     """The verbs `adopt` and `column`."""
     with quiet_workers(show=args.debug) as console:
-        _say_beam(console)
         from pipelines.sets import adopt, column
 
-        verbs: dict[str, Any] = {
-            "adopt": (AdoptConfig, adopt.adopt),
-            "column": (ColumnConfig, column.column),
-        }
-        kind, run = verbs[args.verb]
-        manifest = run(record_of(kind, args), beam_flags, console.print)
-    answer = {f"samples of {name}": split.num_samples for name, split in manifest.splits.items()}
-    answer |= {
-        "quarantined": manifest.quarantine.count,
-        "digest": manifest.digest,
-        **manifest.provenance.options,
-    }
-    if manifest.provenance.notes:
-        answer["note"] = "; ".join(manifest.provenance.notes)
-    return _show(args, answer, [f"{name}: {value}" for name, value in answer.items()])
+        if args.verb == "adopt":
+            made = adopt.adopt(record_of(AdoptConfig, args), beam_flags, console)
+        else:
+            made = column.column(record_of(ColumnConfig, args), beam_flags, console)
+    manifest, storage, _ = made
+    counts = {name: split.num_samples for name, split in manifest.splits.items()}
+    facts, notes = manifest.provenance.options, manifest.provenance.notes
+    rejected, digest = manifest.quarantine.count, manifest.digest
+    answer = dict(set=storage.url, num_samples=counts, digest=digest, quarantined=rejected)
+    lines = [_set_line(args.verb, storage.url, counts, digest)]
+    if "num_values" in facts:
+        kind = f" of {np.dtype(facts['dtype'])} {facts['shape']}" if "dtype" in facts else ""
+        lines.append(f"values: {facts['num_values']:,}{kind}")
+    if rejected:
+        lines.append(f"quarantined: {rejected:,}: see {storage.url}/{manifest.quarantine.path}")
+    lines += [f"note: {note}" for note in notes]
+    answer |= {"notes": notes, **facts}
+    return _show(args, answer, [*lines, f"next: shardset verify {quote(storage.url)}"])
 
 
-def _say_beam(console: Console) -> None:
-    """Says what takes the next seconds, unless nobody waits."""
-    if console.is_terminal:
-        console.print("starting Apache Beam")
+def _set_line(verb: str, url: str, counts: Mapping[str, int], digest: str) -> str:
+    """The samples of each split of a set that a verb has made."""
+    listed = ", ".join(f"{name} {number:,}" for name, number in counts.items())
+    return f"{verb} {url}: {listed}; digest {digest[:12]}"
 
 
 def _append_config(args: argparse.Namespace) -> BuildConfig:
@@ -159,7 +175,7 @@ def _versions(args: argparse.Namespace, _: Sequence[str]) -> int:
     found: Any
     if args.verb == "tag":
         found = versions.tag(args.set, args.name)
-        lines = [f"{args.name} is version {found.version}, digest {found.digest}"]
+        lines = [f"{args.name} is version {found.version}, digest {found.digest[:12]}"]
     elif args.verb == "log":
         found = versions.log(args.set)
         lines = versions.log_lines(found)
@@ -175,6 +191,8 @@ def _versions(args: argparse.Namespace, _: Sequence[str]) -> int:
             side_files=args.side_files,
         )
         lines = compact.lines(found)
+        if not found.waiting:
+            lines.append(f"next: shardset verify {quote(args.set)}")
     return _show(args, found, lines)
 
 
@@ -222,8 +240,11 @@ def _catalog(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.sets import catalog
 
     written = catalog.write_catalog(args.manifest)
-    line = f"catalogue: {count(len(written), 'file')} written"
-    return _show(args, {"written": written}, [line])
+    lines = [
+        f"catalogue: {count(len(written), 'file')} written next to the tars of {args.manifest}",
+        f"next: shardset view OUT.parquet --of {quote(args.manifest)} --where 'width > 200'",
+    ]
+    return _show(args, {"written": written}, lines)
 
 
 def _view(args: argparse.Namespace, _: Sequence[str]) -> int:
@@ -231,9 +252,9 @@ def _view(args: argparse.Namespace, _: Sequence[str]) -> int:
 
     made = view.make_view(args.output, args.of, record_of(view.Choice, args))
     counts = {name: part.selection.num_kept for name, part in made.splits.items()}
-    listed = ", ".join(f"{name} {number:,}" for name, number in counts.items())
     facts = {"view": args.output, "num_samples": counts, **msgspec.to_builtins(made.head)}
-    return _show(args, facts, [f"view {args.output}: {listed}; digest {made.head.digest[:12]}"])
+    line = _set_line("view", args.output, counts, made.head.digest)
+    return _show(args, facts, [line, f"next: shardset inspect {quote(args.output)}"])
 
 
 def _estimate(args: argparse.Namespace, _: Sequence[str]) -> int:

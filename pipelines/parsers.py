@@ -18,13 +18,9 @@ from pipelines.sets.view import Choice
 from shardset.errors import DOCS
 from shardset.program import Parser, program_parser
 from shardset.settings import add_flags
-from shardset.verbs import HELP
+from shardset.verbs import add_verb
 
 SIZES_TITLE = "sizes"
-EXIT_CODES = (
-    "exit codes: 0 done; 1 failed, or the data is damaged; 2 wrong command line; 130 stopped by"
-    " Ctrl-C"
-)
 
 _SOURCES = "\n".join(
     textwrap.fill(
@@ -50,8 +46,6 @@ examples:
 Flags of Apache Beam (--runner, --project, --region, --temp_location, --direct_num_workers, ...)
 pass through; without --runner the build runs here, on all cores. To resume a build that was
 stopped, give the same command again.
-
-{EXIT_CODES}
 """
 
 ESTIMATE_EPILOG = f"""\
@@ -67,9 +61,27 @@ explains every number. Numbers that a run would refuse are printed as `refused`,
 is 2.
 For raw files, `build --dry-run --verify none` prints how they would divide, from names and sizes
 where those tell it.
-
-{EXIT_CODES}
 """
+
+
+DESCRIPTIONS = {
+    "build": "Plans, writes, then commits: the manifest appears last, or not at all.",
+    "append": "Writes raw files as further shards and publishes the next version of the set.",
+    "adopt": "Reads each tar once, and writes an index next to it and a manifest; copies nothing.",
+    "column": "Writes columns/NAME/ below the set: tars with its keys, for Stream(columns=...).",
+    "inspect": "Shows splits, shards and classes; finds a sample by its key or its original name.",
+    "report": "Makes a page: totals, classes, sizes, pictures, duplicates, bad input, provenance.",
+    "verify": "Compares sizes and checksums of every file; with --deep every sample too.",
+    "estimate": "Samples, shards, steps, mixing, memory and bytes, from a manifest or numbers.",
+    "view": "Writes chosen samples down as a view, which is read like a set; copies no sample.",
+    "catalog": "Writes a Parquet file next to each tar, for DuckDB, Polars and `view --where`.",
+    "tag": "Names the newest version, or SET@N, for addresses such as gs://bucket/set@NAME.",
+    "log": "Lists the versions of a set, the newest first.",
+    "diff": "Compares keys, classes and images of two sets or versions (gs://bucket/set@3).",
+    "compact": "Writes the next version without some samples, and removes the old files later.",
+    "export": "Writes the side files of other readers from manifest and indexes; never a tar.",
+}
+"""What the help of each verb says first."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -78,51 +90,27 @@ def parser() -> argparse.ArgumentParser:
     Its result holds the chosen verb in `verb` and that verb's parser in `verb_parser`.
     """
     top = program_parser(
-        "pipelines", epilog=EXIT_CODES,
+        "pipelines",
         description="Turns raw image files into exact, reproducible WebDataset shards.",
-    )  # fmt: skip
+    )
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
 
-    def verb(name: str, description: str, epilog: str = EXIT_CODES) -> Parser:
-        added = verbs.add_parser(
-            name, help=HELP[name], description=description, epilog=epilog, allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
-        added.add_argument(
-            "--debug",
-            action="store_true",
-            help="show tracebacks, Beam's log and warnings of libraries",
-        )
+    def verb(name: str, examples: str = "") -> Parser:
+        added = add_verb(verbs, name, DESCRIPTIONS[name], examples)
         added.add_argument(
             "--json", action="store_true", help="print the result as JSON on standard output"
         )
         return added
 
-    text = "Plans, writes, then commits: the manifest appears last, or not at all."
-    add_build(verb("build", text, BUILD_EPILOG))
-    text = (
-        "Writes raw files as further shards, then publishes the next version; nothing that exists"
-        " is touched."
-    )
-    _add_append(verb("append", text))
-    text = (
-        "Names the newest version, or that of SET@N, for addresses such as gs://bucket/set@NAME; a"
-        " name never moves."
-    )
-    tag = verb("tag", text)
-    _add_set(tag)
+    add_build(verb("build", BUILD_EPILOG))
+    _add_append(verb("append"))
+    tag = _add_set(verb("tag"))
     tag.add_argument("name", metavar="NAME", help="letters, digits, ., _ and -; not only digits")
-    _add_set(verb("log", "Lists the versions of a set, the newest first."))
-    text = (
-        "Compares keys, classes and images of two sets or versions (gs://bucket/set@3), from their"
-        " indexes."
-    )
-    diff = verb("diff", text)
+    _add_set(verb("log"))
+    diff = verb("diff")
     diff.add_argument("old", metavar="OLD", help="a set, or SET@VERSION")
     diff.add_argument("new", metavar="NEW", help="a set, or SET@VERSION")
-    text = "Writes the next version without some samples, and removes the old files later."
-    compact = verb("compact", text)
-    _add_set(compact)
+    compact = _add_set(verb("compact"))
     compact.add_argument(
         "--drop-keys", required=True, metavar="FILE", help="a text file with a key in each line"
     )
@@ -139,57 +127,54 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="also remove columns and side files of other readers with removed tars",
     )
-    text = "Reads each tar once, and writes an index beside it and a manifest; copies nothing."
-    adopt = verb("adopt", text)
-    add_flags(adopt, AdoptConfig)
-    text = (
-        "Writes columns/NAME/ below the set: tars with its keys and cuts, read by"
-        " Stream(columns=...)."
-    )
-    column = verb("column", text)
-    column.add_argument("set", metavar="SET", help="the manifest or its folder, local or gs://")
+    add_flags(verb("adopt"), AdoptConfig)
+    column = _add_set(verb("column"))
     column.add_argument(
         "name", metavar="NAME", help="the name of the column: up to 12 of a-z, 0-9, _ and -"
     )
     add_flags(column, ColumnConfig)
-    text = "Compares sizes and checksums of every file; with --deep every sample too."
-    verify = verb("verify", text)
-    _add_manifest(verify)
+    verify = _add_set(verb("verify"), "manifest")
     verify.add_argument(
         "--deep",
         action="store_true",
         help="also decode every image and compare every label and key",
     )
-    text = (
-        "Shows tables of splits, shards and classes; finds a sample by its key or its original"
-        " name."
+    _add_inspect(verb("inspect"))
+    export = _add_set(verb("export"), "manifest")
+    export.add_argument(
+        "--to",
+        required=True,
+        action="extend",
+        type=lambda text: text.split(","),
+        metavar="READER,...",
+        help="any of wids, hf",
     )
-    _add_inspect(verb("inspect", text))
-    text = "Writes the side files of other readers, from the manifest and the indexes; never a tar."
-    _add_export(verb("export", text))
-    text = "Samples, shards, steps, mixing, memory and bytes, from a manifest or numbers."
-    _add_estimate(verb("estimate", text, ESTIMATE_EPILOG))
-    text = (
-        "Makes a page of totals, classes, sizes, contact sheets, duplicates, bad input and"
-        " provenance."
+    export.add_argument(
+        "--output",
+        metavar="FOLDER",
+        help="where to write, if the format allows (default: beside the tars)",
     )
-    _add_report(verb("report", text))
-    text = "Writes a Parquet file beside each tar, for DuckDB, Polars, pandas and `view --where`."
-    _add_manifest(verb("catalog", text))
-    text = (
-        "Writes chosen samples down as a view, which is taken wherever a shard set is; copies no"
-        " sample."
+    export.add_argument(
+        "--overwrite", action="store_true", help="replace existing files that differ"
     )
-    _add_view(verb("view", text))
-    return top
-
-
-def _add_view(view: Parser) -> None:
+    _add_estimate(verb("estimate", ESTIMATE_EPILOG))
+    report = _add_set(verb("report"), "manifest")
+    report.add_argument("--output", metavar="FILE", help="default: report.html beside the manifest")
+    report.add_argument(
+        "--images",
+        type=int,
+        default=100_000,
+        metavar="N",
+        help="decode at most N images for sizes and near-duplicates (default 100000)",
+    )
+    _add_set(verb("catalog"), "manifest")
+    view = verb("view")
     view.add_argument("output", metavar="OUT", help="the view, a .parquet file")
     view.add_argument(
         "--of", required=True, metavar="SET", help="the set, or a view to choose from"
     )
     add_flags(view.add_argument_group("choices, applied in this order"), Choice)
+    return top
 
 
 def add_build(build: Parser) -> None:
@@ -215,12 +200,13 @@ def add_build(build: Parser) -> None:
     add_flags(image, ImageOptions)
 
 
-def _add_set(verb: Parser) -> None:
-    verb.add_argument("set", metavar="SET", help="the folder of the shard set, local or gs://")
+def _add_set(verb: Parser, dest: str = "set") -> Parser:
+    verb.add_argument(dest, metavar="SET", help="the set: its folder or manifest, local or remote")
+    return verb
 
 
 def _add_append(append: Parser) -> None:
-    append.add_argument("output", metavar="SET", help="the folder of the shard set, local or gs://")
+    _add_set(append, "output")
     where = append.add_argument_group("what")
     _add_input(append, where)
     add_flags(where, BuildConfig, ("append",))
@@ -238,7 +224,7 @@ def _add_input(build: Parser, where: argparse._ArgumentGroup) -> None:
 
 
 def _add_inspect(inspect: Parser) -> None:
-    _add_manifest(inspect)
+    _add_set(inspect, "manifest")
     inspect.add_argument("--split", help="only this split")
     one = inspect.add_mutually_exclusive_group()
     one.add_argument("--shard", type=int, metavar="N", help="the samples of one shard")
@@ -248,44 +234,6 @@ def _add_inspect(inspect: Parser) -> None:
     one.add_argument("--name", help="the samples made from the input with this original name")
     inspect.add_argument(
         "--class", dest="class_name", metavar="CLASS", help="a class by label, name or wnid"
-    )
-
-
-def _add_export(export: Parser) -> None:
-    _add_manifest(export)
-    export.add_argument(
-        "--to",
-        required=True,
-        action="extend",
-        type=lambda text: text.split(","),
-        metavar="READER,...",
-        help="any of wids, hf",
-    )
-    export.add_argument(
-        "--output",
-        metavar="FOLDER",
-        help="where to write, if the format allows (default: beside the tars)",
-    )
-    export.add_argument(
-        "--overwrite", action="store_true", help="replace existing files that differ"
-    )
-
-
-def _add_report(report: Parser) -> None:
-    _add_manifest(report)
-    report.add_argument("--output", metavar="FILE", help="default: report.html beside the manifest")
-    report.add_argument(
-        "--images",
-        type=int,
-        default=100_000,
-        metavar="N",
-        help="decode at most N images for sizes and near-duplicates (default 100000)",
-    )
-
-
-def _add_manifest(verb: Parser) -> None:
-    verb.add_argument(
-        "manifest", metavar="MANIFEST", help="the manifest or its folder, local or remote"
     )
 
 

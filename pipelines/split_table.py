@@ -4,19 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from rich.box import SIMPLE_HEAD
 from rich.filesize import decimal
 from rich.table import Table
 
 from pipelines.plan.layout import SplitPlan
-from pipelines.terminal import plain
 from shardset.format.manifest import Split
-
-_MIN_WIDTH = 5
-"""A column of texts never becomes narrower."""
-
-MAX_ROWS = 20
-"""Longer tables are cut on a terminal, with a note; the JSON is complete."""
+from shardset.terminal import table
 
 
 class SplitNumbers(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,34 +67,6 @@ def of_set(splits: Mapping[str, Split]) -> list[SplitNumbers]:
         )
         for name, split in splits.items()
     ]
-
-
-def table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], max_rows: int | None = None
-) -> Table:
-    """The first rows as a table; `#` ends the name of a column of numbers."""
-    max_rows = max_rows or MAX_ROWS
-    left_out = len(rows) - max_rows
-    made = Table(
-        title=plain(title, style="table.title"),
-        title_justify="left",
-        caption=f"... and {left_out:,} more (all of them with --json)" if left_out > 0 else None,
-        caption_justify="left",
-        show_header=any(columns),
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for name in columns:
-        # Where names are folded and a number still does not fit, it ends with an ellipsis: never
-        # another number.
-        if name.endswith("#"):
-            made.add_column(plain(name[:-1]), justify="right", overflow="ellipsis", no_wrap=True)
-        else:
-            made.add_column(plain(name), overflow="fold", min_width=_MIN_WIDTH)
-    for row in rows[:max_rows]:
-        made.add_row(*(f"{cell:,}" if isinstance(cell, int) else plain(cell) for cell in row))
-    return made
 
 
 def split_table(title: str, splits: Iterable[SplitNumbers], size: str = "size") -> Table:

@@ -6,39 +6,27 @@ import msgspec
 from rich.console import Console
 
 from pipelines.config import BuildConfig
-from pipelines.plan import files, paths
-from pipelines.plan.records import BuildFile
 from pipelines.split_table import of_plan, split_table
-from pipelines.terminal import plain
 from shardset.program import count
-from shardset.storage.open import open_storage
+from shardset.terminal import plain
 
 if TYPE_CHECKING:  # Beam takes a second to import, and `estimate` draws its table without it
     from pipelines.build import Result
 
+RATED = 10_000
+"""A build of fewer images is mostly its start, so its rate says nothing."""
+
 
 def show(config: BuildConfig, result: "Result", console: Console) -> None:
     """Prints a table of the splits and a few sentences."""
-    stored = stored_bytes(config, result)
+    stored = {}
+    if result.published and not config.append:  # an append's are of all versions
+        stored = {name: split.num_tar_bytes for name, split in result.published.splits.items()}
     splits = [of_plan(plan, stored.get(name)) for name, plan in sorted(result.plan.splits.items())]
     title = f"{config.source}: {config.input} → {config.output}"
     console.print(split_table(title, splits, "size" if stored else "input size"))
     for line in sentences(config, result):
         console.print(plain(line), highlight=False)
-
-
-def stored_bytes(config: BuildConfig, result: "Result") -> dict[str, int]:
-    """The bytes of the tars of each split of a published set."""
-    # Listed, because a manifest may be too large to load.
-    if result.published is None:
-        return {}
-    output = open_storage(config.output)
-    build = files.find_record(output, paths.BUILD, BuildFile)
-    folders = {name: f"{name}{build.suffix if build else ''}/" for name in result.plan.splits}
-    return {
-        name: sum(stat.num_bytes for stat in output.list(folder) if stat.name.endswith(".tar"))
-        for name, folder in folders.items()
-    }
 
 
 def sentences(config: BuildConfig, result: "Result") -> list[str]:
@@ -58,22 +46,18 @@ def sentences(config: BuildConfig, result: "Result") -> list[str]:
         lines += [f"  and {more:,} more"] if result.rejected and more else []
     if counters.get("shards_written"):
         written, size = counters.get("samples_written", 0), counters.get("bytes_written", 0)
+        rate = f" ({written / result.seconds:,.0f} images/s)" if written >= RATED else ""
         lines.append(
             f"wrote {count(counters['shards_written'], 'shard')}, {count(written, 'sample')},"
-            f" {size / 1e6:,.1f} MB in {result.seconds:.1f} s ({written / result.seconds:,.0f}"
-            " images/s)"
+            f" {size / 1e6:,.1f} MB in {result.seconds:.1f} s{rate}"
         )
     if counters.get("shards_skipped"):
         lines.append(f"complete already: {count(counters['shards_skipped'], 'shard')}")
-    lines.append(
-        f"plan: {count(plan.num_units, 'unit')} of input, {result.plan_bytes / 1e6:,.1f} MB in"
-        " plan/"
-    )
     if result.published:
         version = f"version {result.published.number}, " if config.append else ""
         lines.append(
             f"manifest: {config.output.rstrip('/')}/manifest.json, {version}digest"
-            f" {result.published.digest[:16]}…"
+            f" {result.published.digest[:12]}"
         )
     return lines
 

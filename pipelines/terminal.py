@@ -1,6 +1,4 @@
-"""Consoles that show raw names as they are,
-and the output of worker processes only where it helps.
-"""
+"""A console that shows the output of worker processes only where it helps."""
 
 import os
 import sys
@@ -9,26 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.text import Text
 
-from shardset.errors import ShardsetError, printable
-
-_NO_LIMIT = 100_000
+from shardset.errors import ShardsetError
 
 
-def plain(text: str, style: str = "") -> Text:
-    """The text, shown as it is even if a raw name holds rich's markup or terminal control
-    characters.
-    """
-    return Text(printable(text), style)
-
-
-def on_standard_output() -> Console:
-    """A console on standard output; it does not wrap lines for a file or another program."""
-    console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = _NO_LIMIT
-    return console
+def say_beam(console: Console | None) -> None:
+    """Says what takes the next seconds, unless nobody waits."""
+    if console and console.is_terminal:
+        console.print("starting Apache Beam")
 
 
 @contextmanager

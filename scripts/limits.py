@@ -106,7 +106,7 @@ RUNS: list[tuple[str, str, Show]] = [
     ("wait for all processes at the start", "trainer.runtime.heartbeat:TIMING.join_s", seconds),
     ("time to end after a loss", "trainer.runtime.heartbeat:TIMING.grace_s", seconds),
     ("worst samples on the page of a run", "trainer.telemetry.evaluation:NUM_WORST", count),
-    ("rows that `explain` prints", "trainer.tools.explain:MAX_ROWS", count),
+    ("rows that `explain` prints", "shardset.terminal:MAX_ROWS", count),
     ("grace of a GKE job", "trainer.tools.job:GRACE_S", seconds),
     ("restarts of a GKE job", "trainer.tools.job:MAX_RESTARTS", count),
 ]

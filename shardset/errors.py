@@ -36,6 +36,9 @@ def printable(text: str) -> str:
 DOCS = "https://github.com/shardset/shardset/blob/main/docs"
 """The address of the pages that messages name."""
 
+REPAIR = "restore it, or repeat the command that made the set"
+"""What to do about a missing or damaged file of a set."""
+
 
 class ShardsetError(Exception):
     """A failure that a user, a file or a network can cause; the root of the tree.
@@ -77,6 +80,10 @@ class TooManyBad(ShardsetError):
 
 class ManifestError(ShardsetError):
     """A manifest is missing, broken or of a newer version."""
+
+
+class MissingSet(ManifestError, ConfigError):
+    """There is no set, version or split of the name that was given."""
 
 
 class DamagedShard(ShardsetError):

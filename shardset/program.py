@@ -18,6 +18,10 @@ from shardset.storage.retry import while_someone_waits
 from shardset.version import __version__
 
 OK, FAILED, USAGE, PREEMPTED, INTERRUPTED = 0, 1, 2, 3, 130
+EXIT_CODES = """\
+exit codes: 0 done; 1 failed, or the data is damaged; 2 wrong command line; 3 asked to stop, and
+saved everything; 130 stopped by Ctrl-C. After 3 and 130 the same command continues.
+"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -50,8 +54,17 @@ class Parser(argparse.ArgumentParser):
         return did_you_mean(flag, self.flags)
 
     def error(self, message: str) -> NoReturn:
-        """Exits with the usage and the message."""
-        super().error(masked(message))
+        """Exits with the message, and where the usage is."""
+        self.exit(USAGE, f"{self.prog}: {masked(message)}; see `{self.prog} --help`\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuses a value that is none of the choices, with a hint at the nearest."""
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(
+                action,
+                f"no choice {value!r}{did_you_mean(value, [*action.choices])}; there are"
+                f" {', '.join(action.choices)}",
+            )
 
 
 def program_parser(module: str, **options: Any) -> Parser:
@@ -59,6 +72,7 @@ def program_parser(module: str, **options: Any) -> Parser:
     is_module = Path(sys.argv[0]).parts[-2:] == (module, "__main__.py")
     parser = Parser(
         prog=f"python -m {module}" if is_module else "shardset",
+        epilog=EXIT_CODES,
         allow_abbrev=False,
         **options,
     )
@@ -73,11 +87,14 @@ def did_you_mean(name: str, names: Collection[str]) -> str:
 
 
 def nearest(name: str, names: Collection[str]) -> str | None:
-    """The nearest name, else the one whose last part is nearest; None if none is near."""
-    last_parts = {known.rpartition(".")[2]: known for known in names}
-    near = difflib.get_close_matches(name, names, n=1)
-    near = near or [last_parts[part] for part in difflib.get_close_matches(name, last_parts, n=1)]
-    return near[0] if near else None
+    """The nearest name, else the one whose last part or beginning is nearest; None if none is
+    near.
+    """
+    for part in (str, lambda known: known.rpartition(".")[2], lambda known: known[: len(name)]):
+        parts = {part(known): known for known in names}
+        if near := difflib.get_close_matches(name, parts, n=1):
+            return parts[near[0]]
+    return None
 
 
 def run_program(main: Callable[[], int], extra: str) -> NoReturn:
@@ -107,15 +124,13 @@ def run_verb(
     verb: Callable[[], int | None],
     *,
     debug: bool,
-    stopped: str = "stopped",
     is_interactive: bool = False,
 ) -> int:
     """The exit code of a verb.
 
     Prints an error as one sentence on standard error, with `debug` as a traceback.
 
-    After Ctrl-C, prints `stopped` and the arguments of the KeyboardInterrupt. One that is
-    interactive gives up on a storage after half a minute.
+    One that is interactive gives up on a storage after half a minute.
     """
     try:
         with while_someone_waits() if is_interactive else nullcontext():
@@ -129,8 +144,8 @@ def run_verb(
             raise
         print(printable(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return USAGE if isinstance(error, ConfigError) else FAILED
-    except KeyboardInterrupt as interrupt:
-        print(stopped + "".join(map(str, interrupt.args)), file=sys.stderr)
+    except KeyboardInterrupt:
+        print("stopped; the same command continues", file=sys.stderr)
         return INTERRUPTED
     return code
 

@@ -3,13 +3,22 @@
 The library imports neither program: a verb's is imported by name, once it is called.
 """
 
+import argparse
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from shardset.errors import masked
-from shardset.program import OK, USAGE, did_you_mean, run_program, run_verb
+from shardset.program import (
+    EXIT_CODES,
+    OK,
+    USAGE,
+    Parser,
+    did_you_mean,
+    run_program,
+    run_verb,
+)
 from shardset.version import __version__
 
 GROUPS: dict[str, dict[str, str]] = {
@@ -37,7 +46,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "train": {
         "train": "train a model on a shard set, or resume the run in the run folder",
-        "evaluate": "print the accuracy of a run's best checkpoint",
+        "evaluate": "print the accuracy of a run's best checkpoint, or of --resume URL",
         "predict": "print the most probable classes of images",
         "export": "write the side files of other readers, or the model of a run",
     },
@@ -66,6 +75,25 @@ examples:
   shardset report shards
   shardset train --manifest shards --run-dir run
 """
+
+
+def add_verb(
+    verbs: Any, name: str, description: str = "", examples: str = "", **defaults: Any
+) -> Parser:
+    """Adds the parser of a verb to those of its program."""
+    verb: Parser = verbs.add_parser(
+        name,
+        help=HELP[name],
+        description=description or HELP[name],
+        epilog=f"{examples}\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verb.add_argument(
+        "--debug", action="store_true", help="show tracebacks, logs and warnings of libraries"
+    )
+    verb.set_defaults(**defaults)
+    return verb
 
 
 def help_text() -> str:

@@ -4,32 +4,30 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from shlex import quote
+from typing import Any, NoReturn
 
 from shardset.errors import DOCS, ConfigError, DamagedShard, ManifestError, NotFound, StorageError
-from shardset.program import OK, PREEMPTED, Parser, count, program_parser, run_program, run_verb
+from shardset.program import (
+    OK,
+    PREEMPTED,
+    Parser,
+    count,
+    program_parser,
+    run_program,
+    run_verb,
+)
 from shardset.settings import help_text
-from shardset.storage.open import is_address, open_storage
-from shardset.verbs import HELP
+from shardset.storage.base import stat_or_none
+from shardset.storage.open import open_storage
+from shardset.verbs import add_verb
 from trainer import defaults, recipes
-from trainer.config import RECORD, TrainConfig, check_addresses, not_a_run, recorded
+from trainer.config import RECORD, SIDECAR, TrainConfig, check_addresses, not_a_run, recorded
 from trainer.errors import Preempted
 from trainer.flags import EVALUATION, add_config_flags, config_flags, near_miss
 from trainer.tpu import cli as tpu
-
-if TYPE_CHECKING:
-    Verbs = argparse._SubParsersAction[Parser]
-
-EXIT_CODES = """exit codes:
-  0  done
-  1  failed; the last line on stderr says why
-  2  wrong usage
-  3  asked to stop (SIGTERM) and saved everything; the same command resumes there
-  130  stopped by Ctrl-C; train resumes at the last checkpoint, or begins again if there is none
-"""
 
 RUN_DIR_HELP = "run folder: local, gs://, s3:// or az://"
 
@@ -69,64 +67,55 @@ def parser() -> Parser:
     top = program_parser(
         "trainer",
         description="Trains on a shard set, with plain PyTorch or PyTorch/XLA.",
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = top.add_subparsers(required=True, metavar="COMMAND")
-    verb = _add_verb(verbs, "train", _train)
+    verb = add_verb(verbs, "train", command=_train)
     verb.usage = "%(prog)s --manifest SET [--run-dir DIR] [FLAG ...]"
     add_config_flags(verb)
-    settings = f"settings for --set, as in the recipe `default`:\n{help_text(recipes.default())}"
+    settings = (
+        "settings for --set, as in the recipe `default`; those with `auto` follow from the data if"
+        f" no recipe is given:\n{help_text(recipes.default())}"
+    )
     text = "list all settings for --set and exit"
     verb.add_argument("--help-settings", action="version", version=settings, help=text)
-    text = "print the accuracy of a run folder's best checkpoint, or of --resume URL"
-    add_config_flags(
-        _add_verb(verbs, "evaluate", _evaluate, text), EVALUATION, "are those in the run folder"
-    )
-    add_config_flags(_add_verb(verbs, "bench-input", _bench_input))
-    verb = _add_verb(verbs, "doctor", _doctor)
+    verb = add_verb(verbs, "evaluate", command=_evaluate)
+    add_config_flags(verb, EVALUATION, "are those in the run folder")
+    add_config_flags(add_verb(verbs, "bench-input", command=_bench_input))
+    verb = add_verb(verbs, "doctor", command=_doctor)
     add_config_flags(verb)
     text = "the rate that the whole run should read at"
     verb.add_argument("--want-images-per-second", type=float, metavar="N", help=text)
     verb.add_argument("--json", action="store_true", help="print the findings as JSON")
-    verb = _add_verb(verbs, "merge-logs", _merge_logs)
+    verb = add_verb(verbs, "merge-logs", command=_merge_logs)
     verb.add_argument("--run-dir", required=True, help=RUN_DIR_HELP)
     _add_explain(verbs)
     _add_job(verbs)
     tpu.register(verbs)
-    _add_report(verbs)
-    _add_export(verbs)
-    _add_predict(verbs)
+    verb = add_verb(verbs, "report", command=_make_report)
+    verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
+    verb.add_argument("--output", metavar="FILE", help="default: report.html in the run folder")
+    text = "write a trained model as files: weights, classes and how images are prepared"
+    example = "example: shardset export run --output model --onnx"
+    verb = add_verb(verbs, "export", text, example, command=_export_model)
+    verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
+    verb.add_argument(
+        "--output", required=True, metavar="FOLDER", help="folder for the files, local or gs://"
+    )
+    verb.add_argument("--onnx", action="store_true", help="write a graph for ONNX, too")
+    example = "example: shardset predict --from run cat.jpg dog.png"
+    verb = add_verb(verbs, "predict", examples=example, command=_predict)
+    text = "images, local or remote; or a local folder of them"
+    verb.add_argument("images", nargs="+", metavar="IMAGE", help=text)
+    text = "run folder (its best checkpoint), or a folder that `export` wrote; local or remote"
+    verb.add_argument("--from", dest="model", required=True, metavar="FOLDER", help=text)
+    text = "classes for each image (default: 5)"
+    verb.add_argument("--top", type=int, default=5, metavar="N", help=text)
+    verb.add_argument("--json", action="store_true", help="print one JSON object for each image")
     return top
 
 
-def _add_verb(
-    verbs: "Verbs",
-    name: str,
-    command: Callable[[argparse.Namespace], None],
-    text: str = "",
-    epilog: str = EXIT_CODES,
-) -> Parser:
-    verb = verbs.add_parser(
-        name,
-        help=HELP[name],
-        description=text or HELP[name],
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    verb.add_argument(
-        "--debug", action="store_true", help="show tracebacks and warnings of libraries"
-    )
-    verb.set_defaults(command=command)
-    return verb
-
-
-def _add_explain(verbs: "Verbs") -> None:
-    text = (
-        "print the samples of a step of a run, the steps of a sample, or the samples learnt worst"
-    )
-    verb = _add_verb(verbs, "explain", _explain, text)
+def _add_explain(verbs: Any) -> None:
+    verb = add_verb(verbs, "explain", command=_explain)
     verb.add_argument("--run-dir", required=True, help=RUN_DIR_HELP)
     asked = verb.add_mutually_exclusive_group(required=True)
     asked.add_argument(
@@ -142,13 +131,13 @@ def _add_explain(verbs: "Verbs") -> None:
     verb.add_argument("--json", action="store_true", help="print everything as one JSON object")
 
 
-def _add_job(verbs: "Verbs") -> None:
+def _add_job(verbs: Any) -> None:
     text = "print a JobSet that runs `train` on GKE with Kueue, on TPUs or GPUs; nothing is applied"
     example = (
         "example: shardset job --compute-type v6e-16 --image IMAGE --manifest gs://B/set"
         " --run-dir gs://B/r"
     )
-    verb = _add_verb(verbs, "job", _job, text, example)
+    verb = add_verb(verbs, "job", text, example, command=_job)
     text = (
         "accelerators and the number of all their chips or GPUs, for example v6e-16, v5e-64 or"
         " h100-80gb-16"
@@ -165,41 +154,6 @@ def _add_job(verbs: "Verbs") -> None:
     add_config_flags(verb)
 
 
-def _add_report(verbs: "Verbs") -> None:
-    text = "make one HTML page that shows a run: curves, epochs, checkpoints, hosts, configuration"
-    verb = _add_verb(verbs, "report", _make_report, text)
-    verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
-    verb.add_argument("--output", metavar="FILE", help="default: report.html in the run folder")
-
-
-def _add_export(verbs: "Verbs") -> None:
-    text = "write a trained model as files: weights, classes and how images are prepared"
-    example = "example: shardset export run --output model --onnx"
-    verb = _add_verb(verbs, "export", _export_model, text, example)
-    verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
-    verb.add_argument(
-        "--output", required=True, metavar="FOLDER", help="folder for the files, local or gs://"
-    )
-    verb.add_argument("--onnx", action="store_true", help="write a graph for ONNX, too")
-
-
-def _add_predict(verbs: "Verbs") -> None:
-    example = "example: shardset predict --from run cat.jpg dog.png"
-    verb = _add_verb(verbs, "predict", _predict, epilog=example)
-    verb.add_argument(
-        "images",
-        nargs="+",
-        metavar="IMAGE",
-        help="picture, local or gs://; or a local folder of them",
-    )
-    text = "run folder (its best checkpoint), or a folder that `export` wrote; local or gs://"
-    verb.add_argument("--from", dest="model", required=True, metavar="FOLDER", help=text)
-    verb.add_argument(
-        "--top", type=int, default=5, metavar="N", help="classes for each image (default: 5)"
-    )
-    verb.add_argument("--json", action="store_true", help="print one JSON object for each image")
-
-
 # --- the verbs ------------------------------------------------------------------------------------
 
 
@@ -208,14 +162,11 @@ def _train(options: argparse.Namespace) -> None:
     if os.environ.get("RANK", "0") == "0":
         for text in filter(None, (about, defaults.note(config))):
             print(text, flush=True)
-    try:
-        from trainer import loop
-        from trainer.runtime.launch import launch
+    _check_data(config)
+    from trainer import loop
+    from trainer.runtime.launch import launch
 
-        launch(config, loop.train)
-    except KeyboardInterrupt:
-        text = "; the same command resumes at the last checkpoint, or begins again if there is none"
-        raise KeyboardInterrupt(text) from None
+    launch(config, loop.train)
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -225,10 +176,19 @@ def _evaluate(options: argparse.Namespace) -> None:
     )
     if options.run_dir and config.manifest is None and not config.fake_data:
         raise not_a_run(open_storage(options.run_dir), RECORD)
+    _check_data(config)
     from trainer import loop
     from trainer.runtime.launch import launch
 
     launch(config, loop.evaluate_checkpoint)
+
+
+def _check_data(config: TrainConfig) -> None:
+    """Raises ConfigError, before torch is imported, if there is no set to read."""
+    if not config.fake_data:
+        from trainer.data.splits import set_of
+
+        set_of(config)
 
 
 def recorded_config(run_dir: str) -> TrainConfig:
@@ -253,10 +213,9 @@ def _bench_input(options: argparse.Namespace) -> None:
     for _, _, batch in stream.run(iter([(0, range(limit))])):
         num_samples += int((batch["weight"] > 0).sum())
     seconds = time.perf_counter() - start
-    rate = num_samples / seconds
     print(
-        f"{num_samples} samples in {limit} steps and {seconds:.2f} s: {rate:.0f} samples/s on this"
-        " host"
+        f"{num_samples} samples in {limit} steps and {seconds:.2f} s:"
+        f" {num_samples / seconds:.0f} samples/s on this host"
     )
 
 
@@ -279,7 +238,6 @@ def _doctor(options: argparse.Namespace) -> None:
 def _explain(options: argparse.Namespace) -> None:
     from trainer.tools import explain
 
-    _check_run_dir(options.run_dir)
     question = explain.Question(options.step, options.key, options.id, options.worst)
     explain.report(options.run_dir, question, as_json=options.json)
 
@@ -296,7 +254,6 @@ def _job(options: argparse.Namespace) -> None:
 def _merge_logs(options: argparse.Namespace) -> None:
     from trainer.run_folder.names import merged_logs
 
-    _check_run_dir(options.run_dir)
     for line in merged_logs(open_storage(options.run_dir)):
         print(line)
 
@@ -306,25 +263,25 @@ def _make_report(options: argparse.Namespace) -> None:
 
     from trainer.tools import report
 
-    _check_run_dir(options.run_dir)
     run, url, num_bytes = report.write(options.run_dir, options.output)
     print(f"report: {url} ({decimal(num_bytes)}, {count(run.last_step, 'step')})")
 
 
 def _export_model(options: argparse.Namespace) -> None:
+    _check_trained(options.run_dir)
     from trainer.tools import export, trained
 
-    _check_run_dir(options.run_dir)
     files = export.write(trained.opened(options.run_dir), options.output, onnx=options.onnx)
     print(f"wrote {', '.join(files)} to {options.output}")
+    print(f"next: shardset predict --from {quote(options.output)} IMAGE")
 
 
 def _predict(options: argparse.Namespace) -> None:
-    from trainer.tools import predict, trained
-
     if options.top < 1:
         raise ConfigError(f"--top {options.top}: expected 1 or more classes for each image")
-    _check_run_dir(options.model)
+    _check_trained(options.model)
+    from trainer.tools import predict, trained
+
     predict.report(
         trained.opened(options.model), options.images, top=options.top, as_json=options.json
     )
@@ -334,9 +291,11 @@ WITH_TORCH = (_train, _evaluate, _predict, _export_model, _bench_input, _doctor)
 """The verbs that load torch, which takes seconds."""
 
 
-def _check_run_dir(run_dir: str) -> None:
-    if not is_address(run_dir) and not Path(run_dir).is_dir():
-        raise ConfigError(f"{run_dir}: no such run folder")
+def _check_trained(url: str) -> None:
+    """Raises ConfigError, before torch is imported, unless the folder has a trained model."""
+    folder = open_storage(url)
+    if not any(stat_or_none(folder, name) for name in (RECORD, SIDECAR)):
+        raise not_a_run(folder, RECORD)
 
 
 def program() -> NoReturn:

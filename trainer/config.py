@@ -53,6 +53,9 @@ RECORD, CLASSES, ORDER = RUN, "classes.json", "order.json"
 order of training.
 """
 
+SIDECAR = "model.json"
+"""The file of an exported model that says how images are prepared and what the classes are."""
+
 
 def mixed_sets(mix: str | None) -> list[tuple[str, Weights]]:
     """The sets of `config.mix`, such as `A=3;B=1,0.5@1000`, and their weights.
@@ -87,7 +90,9 @@ def check_addresses(config: "TrainConfig") -> None:
 class ModelConfig:
     """The network. A GroupNorm, which replaces a BatchNorm, has at most 32 groups."""
 
-    name: str = setting("resnet50", "a timm model, or module:function(num_classes)", flag="--model")
+    name: str = setting(
+        "resnet50", "a timm model, or module:function(num_classes); auto", flag="--model"
+    )
     stem: Literal["imagenet", "cifar"] = setting(
         "imagenet", "cifar: one 3x3 convolution, for images of about 32 pixels"
     )
@@ -112,19 +117,20 @@ class ImageConfig:
     An evaluation resizes the shorter side and takes the centre.
     """
 
-    size: Count = setting(224, "width and height in pixels", flag="--image-size")
+    size: Count = setting(224, "width and height in pixels; auto", flag="--image-size")
     train_crop: TrainCrop = setting(
-        "random", "random: resized crop; pad: window of the padded image; center: as evaluated"
+        "random",
+        "random: resized crop; pad: window of the padded image; center: as evaluated; auto",
     )
     eval_resize: Count = setting(
-        256, "length of the shorter side before an evaluation takes the centre"
+        256, "length of the shorter side before an evaluation takes the centre; auto"
     )
     eval_interpolation: Filter = setting(
         "area", "how an evaluation resizes: averages of areas, or by Pillow's filter"
     )
     eval_size: Count | None = setting(None, "width and height in an evaluation; none: image.size")
     pad: Size = setting(4, "black pixels around an image, for train_crop=pad")
-    flip: bool = setting(True, "mirror a random half of the images, another in each epoch")
+    flip: bool = setting(True, "mirror half of the images, drawn again in each epoch; auto")
     auto_augment: str | None = setting(
         None, "trivial, or RandAugment as timm writes it: rand-m9-mstd0.5-inc1"
     )
@@ -166,11 +172,11 @@ AUGMENTATION = frozenset(
 class OptimizerConfig:
     """The optimizer, made by timm's factory."""
 
-    name: str = setting("sgd", "an optimizer of timm's factory")
+    name: str = setting("sgd", "an optimizer of timm's factory; auto: adamw")
     learning_rate: Amount = setting(
-        0.1, "peak learning rate for the whole global batch", flag="--lr"
+        0.1, "peak learning rate for the global batch; auto", flag="--lr"
     )
-    weight_decay: Amount = setting(1e-4, "weight decay; biases and norms have none")
+    weight_decay: Amount = setting(1e-4, "weight decay, not of biases and norms; auto: 0.05")
     momentum: Share = setting(0.9, "momentum of the optimizer, if it has one")
     head_learning_rate: Positive | None = setting(
         None, "learning rate of the last layer; none: --lr", flag="--head-lr"
@@ -183,7 +189,7 @@ class ScheduleConfig:
     """The learning rate over time (trainer/model/schedule.py)."""
 
     decay: Decay = setting("cosine", "decay of the learning rate after the warm-up")
-    warmup_epochs: Amount = setting(5.0, "epochs of linear warm-up")
+    warmup_epochs: Amount = setting(5.0, "epochs of linear warm-up; auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +202,7 @@ class RegularizeConfig:
     bce_threshold: Share | None = setting(
         None, "targets of bce above this share count as 1 and the others as 0"
     )
-    label_smoothing: Share = setting(0.0, "label smoothing; 0 turns it off")
+    label_smoothing: Share = setting(0.0, "label smoothing; 0 turns it off; auto: 0.1")
     mixup: Amount = setting(0.0, "alpha of mixup's Beta distribution; 0 turns it off")
     cutmix: Amount = setting(0.0, "alpha of cutmix's Beta distribution; 0 turns it off")
     ema_decay: Share | None = setting(
@@ -224,20 +230,20 @@ class TrainConfig:
         action="append",
         metavar="SET=WEIGHT",
     )
-    run_dir: str = setting("run", "folder or address for checkpoints and logs")
+    run_dir: str = setting("run", "folder or address for checkpoints and logs (default run)")
     train_split: str = setting("train", "split to train on")
     eval_split: str | None = setting(
         None, "split to evaluate on; none takes the only other split, or val before test"
     )
-    seed: int = setting(0, "seed of weights, order and augmentation")
-    epochs: Count = setting(90, "passes over the training split")
-    global_batch_size: Count = setting(256, "samples per step over all replicas")
+    seed: int = setting(0, "seed of weights, order and augmentation (default 0)")
+    epochs: Count = setting(90, "passes over the training split; auto")
+    global_batch_size: Count = setting(256, "samples per step over all replicas; auto")
     accumulate: Count = setting(1, "forward and backward passes that each step is cut into")
     max_steps: Count | None = setting(None, "stop after so many steps; the schedule stays")
     target_accuracy: Part | None = setting(None, "stop at this accuracy, such as 0.76")
     strategy: Strategy = setting("auto", "how to use the devices; start ddp with torchrun")
     precision: Precision = setting(
-        "fp32", "bf16, fp16: compute in 16 bits where autocast does; fp16 scales the loss"
+        "fp32", "bf16, fp16: compute in 16 bits where autocast does; fp16 scales the loss; auto"
     )
     compile: bool | None = setting(
         None, "compile the model with torch.compile; none: on GPUs and with TorchTPU"
@@ -249,7 +255,7 @@ class TrainConfig:
     sync_batch_norm: bool = setting(
         False, "under ddp on CUDA devices, BatchNorm sees the global batch"
     )
-    resume: str = setting("auto", "auto, never, or a checkpoint or run to begin from")
+    resume: str = setting("auto", "auto (default), never, or a checkpoint or run to begin from")
     fake_data: bool = setting(False, "made-up images: the highest rate possible")
     profile_steps: tuple[int, int] | None = setting(None, "trace these steps into RUN_DIR/profile")
     log_every_steps: Count = setting(10, "steps between two lines of the log")

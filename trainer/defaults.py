@@ -224,13 +224,11 @@ def table(chosen: Settings, facts: "SetFacts", machine: Machine) -> str:
         for key, value in chosen.items()
         if key != "recipe"
     ]
-    what = "grey images" if facts.is_grey else "images"
-    about = "" if facts.is_uniform else "about "
     processes = f", {machine.num_processes} processes" if machine.num_processes > 1 else ""
     title = (
-        f"chosen for {facts.num_samples:,} {what} of {about}{facts.side} pixels in"
-        f" {facts.num_classes} classes, on {machine.name}{processes}; give a flag to change its"
-        " value:"
+        f"chosen for {facts.num_samples:,} {'grey ' * facts.is_grey}images of"
+        f" {'about ' * (not facts.is_uniform)}{facts.side} pixels in"
+        f" {facts.num_classes} classes, on {machine.name}{processes}; give a flag to change one:"
     )
     return "\n".join([title, *flags])
 

@@ -103,7 +103,7 @@ class ConfigFlags:
 def add_config_flags(
     verb: argparse.ArgumentParser,
     keys: Collection[str] = FLAGS,
-    base: str = "follow from the shard set",
+    base: str = "follow from the data if they say `auto`",
 ) -> None:
     """Adds the flags of these settings, with their help lines.
 

@@ -3,11 +3,13 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from shlex import quote
 
 import msgspec
 
 from shardset.errors import StorageError
 from shardset.storage.open import open_storage
+from shardset.terminal import on_standard_output
 from trainer.agreement import check_batch_size, model_identity_of
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceFeed
@@ -18,7 +20,7 @@ from trainer.model.learner import Learner
 from trainer.run import OpenData, Run
 from trainer.run_folder import checkpoint
 from trainer.runtime.base import Runtime
-from trainer.telemetry.evaluation import WORST, lines_by_class, worst_of
+from trainer.telemetry.evaluation import WORST, by_class, worst_of
 from trainer.telemetry.metrics import check_evaluation
 
 FETCH_EVERY = 16
@@ -118,13 +120,14 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
     check_evaluation(totals, data.num_eval_samples)
     checkpoint.drop_shared()
     if runtime.is_master:
+        top5 = f" (top-5 {totals.mean('top5'):.4f})" if data.num_classes > 5 else ""
         print(
-            f"step {commit.step}: {data.eval_split} accuracy {totals.mean('top1'):.4f} "
-            f"(top-5 {totals.mean('top5'):.4f}), loss {totals.mean('loss'):.4f}, "
+            f"step {commit.step}: {data.eval_split} accuracy {totals.mean('top1'):.4f}{top5},"
+            f" loss {totals.mean('loss'):.4f}, "
             f"{int(totals.weight)} samples in {time.perf_counter() - start:.1f} s"
         )
         names = [*data.class_names, *map(str, range(len(data.class_names), data.num_classes))]
-        print(*lines_by_class(totals.samples, names), sep="\n")
+        on_standard_output().print(by_class(totals.samples, names))
         if config.manifest is not None and is_of_run:
             worst = worst_of(totals.samples, load_once(config.manifest), data.eval_split, names)
             try:
@@ -132,6 +135,7 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
                     writer.write(msgspec.json.encode(worst))
             except StorageError as error:
                 print(f"note: the samples of highest loss are not kept ({error})")
+            print(f"next: shardset report {quote(config.run_dir)}")
 
 
 def _end_epoch(run: Run) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from shlex import quote
 from types import TracebackType
 
 import numpy as np
@@ -299,6 +300,7 @@ class Run:
         """The last report, checkpoint and line."""
         self._save_rest()
         self._telemetry.log_final(self.position, self._seconds())
+        self._log.note(f"next: shardset evaluate --run-dir {quote(self.config.run_dir)}")
 
     def _save_rest(self) -> None:
         """Ends a trace, and saves what is not saved."""
@@ -336,7 +338,6 @@ class Run:
         checkpoint.check_identity(state["identity"], self._identity, f"{url}: step {step}")
         if state["stream"] is not None:
             self.data.train.load_state_dict(states_from_json(state["stream"]))
-        self._log.note(f"resumed at step {step} (epoch {state['epoch'] + 1})")
         return state
 
     def _restore(self, state: CheckpointState | None) -> None:
@@ -346,6 +347,12 @@ class Run:
             self.position = position_of(state, self.config.target_accuracy)
             self._seconds_before = state["seconds"]
             self._telemetry.restore(state)
+            at = f"step {self.position.step}"
+            self._log.note(
+                f"already complete at {at}"
+                if self.is_done()
+                else f"resumed at {at} (epoch {state['epoch'] + 1})"
+            )
         self._saved = self.position
         self._first_step = self.position.step
 

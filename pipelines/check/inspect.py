@@ -17,6 +17,7 @@ from shardset.format.catalog import read_names
 from shardset.format.index import index_fields
 from shardset.format.manifest import LoadedSet, Manifest, Shard
 from shardset.format.write import class_counts
+from shardset.program import did_you_mean
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 
@@ -67,9 +68,8 @@ def inspect(
     """
     loaded = manifests.load(url)
     splits, whole = loaded.manifest.splits, loaded.without_view()
-    if split is not None and split not in splits:
-        has = ", ".join(sorted(splits))
-        raise ConfigError(f"no split {split!r} in this shard set; it has {has}")
+    if split is not None:
+        loaded.manifest.split(split)
     label = None if class_name is None else find_label(loaded.manifest, class_name)
     stored = None if split is None else loaded.stored_split(split)
     if key is not None:
@@ -82,7 +82,8 @@ def inspect(
             raise ConfigError(f"every split has its own shards; add --split {names}")
         samples = samples_of_shard(whole, stored or next(iter(whole.manifest.splits)), shard)
     else:
-        return overview(counted(loaded), url, split=split, label=label)
+        found = overview(counted(loaded), url, split=split, label=label)
+        return found if loaded.view is None else found | {"shards": []}
     if loaded.view is not None:
         samples = [
             each
@@ -165,9 +166,10 @@ def find_label(manifest: Manifest, wanted: str) -> int:
             raise ConfigError(f"classes {labels} are all called {wanted!r}; give the label instead")
         if labels:
             return labels[0]
-    known = ", ".join(info.name for info in manifest.classes[:5])
+    names = [info.name for info in manifest.classes]
     raise ConfigError(
-        f"no class {wanted!r} among the {len(manifest.classes)} of this set ({known}, ...)"
+        f"no class {wanted!r} among the {len(names)} of this set"
+        f" ({', '.join(names[:5])}, ...){did_you_mean(wanted, names)}"
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardset.errors import NotFound, StorageError, printable
+from shardset.errors import REPAIR, NotFound, StorageError, printable
 from shardset.format.manifest import Quarantine
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_twice
@@ -35,7 +35,7 @@ def problem_of(path: str, error: Exception) -> Problem:
     file's name.
     """
     if isinstance(error, NotFound):
-        return Problem(path, "is missing; restore it, or rebuild the shard with --only-shards")
+        return Problem(path, f"is missing; {REPAIR}")
     sentence = str(error).partition(f"{path}: ")[2] or str(error)
     return Problem(
         path, f"can't be read: {sentence}" if isinstance(error, StorageError) else sentence

@@ -6,8 +6,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from pipelines.check.inspect import NO_NAMES, SampleInfo
-from pipelines.split_table import split_table, table
-from pipelines.terminal import plain
+from pipelines.split_table import split_table
+from shardset.terminal import plain, table
 
 
 def render(answer: dict[str, Any] | Sequence[SampleInfo]) -> RenderableType:
@@ -18,34 +18,31 @@ def render(answer: dict[str, Any] | Sequence[SampleInfo]) -> RenderableType:
 def render_overview(overview: dict[str, Any]) -> RenderableType:
     """The overview as tables: splits, classes, shards, and lines for the rest."""
     splits = overview["splits"]
-    tables = [
-        split_table("splits", splits),
-        table(
-            "classes",
-            ["label#", "name", "wnid", *(f"{split.name}#" for split in splits)],
-            [
-                (row["label"], row["name"], row["wnid"] or "", *row["counts"].values())
-                for row in overview["classes"]
-            ],
-        ),
-        table(
-            "shards",
-            ["split", "shard#", "path", "samples#", "bytes#", "first id#"],
-            [tuple(row.values()) for row in overview["shards"]],
-        ),
-    ]
+    classes = table(
+        "classes",
+        ["label#", "name", "wnid", *(f"{split.name}#" for split in splits)],
+        [
+            (row["label"], row["name"], row["wnid"] or "", *row["counts"].values())
+            for row in overview["classes"]
+        ],
+    )
+    shards = table(
+        "shards",
+        ["split", "shard#", "path", "samples#", "bytes#", "first id#"],
+        [tuple(row.values()) for row in overview["shards"]],
+    )
+    tables = [split_table("splits", splits), *(one for one in (classes, shards) if one.rows)]
     fixes = ", ".join(f"{name} {count:,}" for name, count in overview["fixes"].items())
-    lines = [
-        (
-            f"{overview['url']}: from {overview['source']}, seed {overview['seed']}, digest"
-            f" {overview['digest'][:12]}"
-        ),
+    first = (
+        f"{overview['url']}: from {overview['source']}, seed {overview['seed']}, digest"
+        f" {overview['digest'][:12]}"
+    )
+    others = [
         f"quarantined: {overview['num_quarantined']:,}",
         f"fixed: {fixes or 'none'}",
         *(f"note: {note}" for note in overview["notes"]),
     ]
-    first, *others = (plain(line) for line in lines)
-    return Group(first, *tables, *others)
+    return Group(plain(first), *tables, *map(plain, others))
 
 
 def render_samples(samples: Sequence[SampleInfo]) -> RenderableType:
@@ -89,4 +86,4 @@ def _sample_table(sample: SampleInfo) -> RenderableType:
             for field, (offset, size) in sample.byte_ranges.items()
         ),
     ]
-    return table("sample", ["", ""], facts, len(facts))
+    return table("sample", ["", ""], facts)

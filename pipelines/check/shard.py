@@ -15,7 +15,7 @@ from pipelines.images.check import examine
 from pipelines.images.options import ImageOptions
 from pipelines.plan import tables
 from shardset.checksum import crc32c_of
-from shardset.errors import DamagedShard, StorageError, UndecodableImage
+from shardset.errors import REPAIR, DamagedShard, StorageError, UndecodableImage
 from shardset.format import table
 from shardset.format.images import is_image_field
 from shardset.format.index import content_bytes
@@ -24,8 +24,6 @@ from shardset.format.tar import TarMember, members, sample_members
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 from shardset.storage.checked import DamagedObject, read_object, read_twice, stored_crc32c
-
-_REBUILD = "rebuild the shard with --only-shards"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +94,11 @@ def _check_object(storage: Storage, file: Shard | IndexFile, findings: ShardFind
         findings.problems.append(problem_of(file.path, error))
         return
     if num_bytes != file.num_bytes:
-        findings.add(file.path, f"{num_bytes} bytes, expected {file.num_bytes}; {_REBUILD}")
+        findings.add(file.path, f"{num_bytes} bytes, expected {file.num_bytes}; {REPAIR}")
     elif crc32c != file.crc32c:
         findings.add(
             file.path,
-            f"its crc32c is {crc32c}, expected {file.crc32c}: bytes were changed; {_REBUILD}",
+            f"its crc32c is {crc32c}, expected {file.crc32c}: bytes were changed; {REPAIR}",
         )
 
 
@@ -116,7 +114,7 @@ def _checked_index(task: ShardTask, findings: ShardFindings) -> np.ndarray | Non
     if len(wrong := np.flatnonzero(index["check"] != table.checks(index))):
         findings.add(
             path,
-            f"{len(wrong)} rows do not fit their checks, the first is row {wrong[0]}; {_REBUILD}",
+            f"{len(wrong)} rows do not fit their checks, the first is row {wrong[0]}; {REPAIR}",
         )
     elif task.is_own:  # others may use a key in several tars
         findings.key_hashes = tables.hash_keys(index["key"].astype(str).tolist())
@@ -126,7 +124,7 @@ def _checked_index(task: ShardTask, findings: ShardFindings) -> np.ndarray | Non
 def _check_tar(task: ShardTask, index: np.ndarray | None, findings: ShardFindings) -> None:
     shard = task.shard
     try:
-        tar = read_object(task.storage, shard.path, shard.num_bytes, shard.crc32c, _REBUILD)
+        tar = read_object(task.storage, shard.path, shard.num_bytes, shard.crc32c, REPAIR)
     except StorageError as error:
         findings.problems.append(problem_of(shard.path, error))
         return
@@ -138,7 +136,7 @@ def _check_tar(task: ShardTask, index: np.ndarray | None, findings: ShardFinding
     if sha256 != shard.sha256:
         findings.add(
             shard.path,
-            f"its SHA-256 is {sha256[:12]}…, the manifest says {shard.sha256[:12]}…; {_REBUILD}",
+            f"its SHA-256 is {sha256[:12]}…, the manifest says {shard.sha256[:12]}…; {REPAIR}",
         )
     if not task.is_own:  # written by others: only that it is still the tar that was indexed
         if index is not None:
@@ -149,7 +147,7 @@ def _check_tar(task: ShardTask, index: np.ndarray | None, findings: ShardFinding
     if len(groups) != shard.num_samples:
         findings.add(
             shard.path,
-            f"holds {len(groups)} samples, the manifest says {shard.num_samples}; {_REBUILD}",
+            f"holds {len(groups)} samples, the manifest says {shard.num_samples}; {REPAIR}",
         )
     rows: Iterable[dict[str, Any] | None] = [None] * len(groups)
     if index is not None:
@@ -184,9 +182,9 @@ def _sample_problems(
     row: dict[str, Any] | None,
 ) -> Iterator[str]:
     if len(contents) != len(group):
-        yield f"has a field twice: {', '.join(member.field for member in group)}; {_REBUILD}"
+        yield f"has a field twice: {', '.join(member.field for member in group)}; {REPAIR}"
     for unknown in sorted(contents.keys() - set(task.fields)):
-        yield f"has a field {unknown!r}, the manifest lists {', '.join(task.fields)}; {_REBUILD}"
+        yield f"has a field {unknown!r}, the manifest lists {', '.join(task.fields)}; {REPAIR}"
     if row is not None:
         yield from _row_problems(task, group, contents, row)
     for name in filter(is_image_field, contents):
@@ -214,14 +212,14 @@ def _row_problems(
     }
     for column, value in in_tar.items():
         if row.get(column) != value:
-            yield f"the index says {column} {row.get(column)}, the tar says {value}; {_REBUILD}"
+            yield f"the index says {column} {row.get(column)}, the tar says {value}; {REPAIR}"
     label, text = row["label"], contents.get("cls", b"absent")
     if label != (int(text) if text.isdigit() else -1):
-        yield f"the index says label {label}, but its cls field is {text!r}; {_REBUILD}"
+        yield f"the index says label {label}, but its cls field is {text!r}; {REPAIR}"
     if not -1 <= label < task.num_classes:
-        yield f"its label is {label}, expected one of the {task.num_classes} classes; {_REBUILD}"
+        yield f"its label is {label}, expected one of the {task.num_classes} classes; {REPAIR}"
     if row["source"] >= task.num_source_samples:
         yield (
             f"the index says source {row['source']}, but the split has {task.num_source_samples};"
-            f" {_REBUILD}"
+            f" {REPAIR}"
         )

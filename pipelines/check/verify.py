@@ -118,12 +118,12 @@ def lines(report: VerifyReport, *, max_problems: int = 100) -> list[str]:
     """
     problems = lines_of(report.problems, max_problems, " (all of them with --json)")
     outcome = count(len(report.problems), "problem") if report.problems else "no problem"
-    images = f", {report.num_images:,} images decoded" if report.deep else ""
-    read = (
-        f"{report.num_shards:,} shards, {report.num_samples:,} samples, {report.num_bytes:,} bytes"
-        f" read{images}"
-    )
-    return [*problems, f"verified {read}: {outcome}"]
+    images = f", {count(report.num_images, 'image')} decoded" if report.num_images else ""
+    return [
+        *problems,
+        f"verified {count(report.num_shards, 'shard')}, {count(report.num_samples, 'sample')},"
+        f" {report.num_bytes:,} bytes read{images}: {outcome}",
+    ]
 
 
 def _check_all(tasks: list[ShardTask], progress: ShowProgress | None) -> list[ShardFindings]:

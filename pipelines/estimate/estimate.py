@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
 from rich.text import Text
 
 from pipelines.estimate.reading import (
@@ -25,6 +24,7 @@ from shardset.order.budget import DEFAULT_WINDOW, Memory, fit_memory, fit_order
 from shardset.order.epoch import Order
 from shardset.order.lanes import check_world, rank_part, read_factor
 from shardset.program import count
+from shardset.terminal import table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,19 +112,14 @@ def show(found: Estimate, console: Console) -> None:
         split_table(found.stored.title, [split.numbers for split in found.stored.splits.values()])
     )
     reading = found.reading
-    replicas, hosts = count(reading.num_replicas, "replica"), count(reading.num_hosts, "host")
-    readers = f"{reading.strategy}: {count(reading.num_readers, 'reader')}"
-    heading = (
-        f"{found.split}, read in batches of {reading.global_batch_size:,} by {replicas} on {hosts}"
-        f" ({readers})"
+    console.print(
+        f"\n{found.split}, read in batches of {reading.global_batch_size:,} by"
+        f" {count(reading.num_replicas, 'replica')} on {count(reading.num_hosts, 'host')}"
+        f" ({reading.strategy}: {count(reading.num_readers, 'reader')})",
+        highlight=False,
     )
-    console.print(f"\n{heading}\n({DOCS}/how-to/check.md#estimate)", highlight=False)
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, text in _rows(found):
-        table.add_row(name, Text(text))
-    console.print(table)
+    console.print(f"({DOCS}/how-to/check.md#estimate)", highlight=False)
+    console.print(table("", ["", ""], [*_rows(found)]))
     for sentence in found.advice:
         console.print(Text(f"\n- {sentence}"))
     if found.refusal:
@@ -146,9 +141,8 @@ def _rows(found: Estimate) -> Iterator[tuple[str, str]]:
         yield (
             "shuffle",
             (
-                f"{mixing.worst:.0f} of {stored.num_classes:,} classes in a batch if they were"
-                f" stored class by class; {mixing.uniform:.0f} from a uniform shuffle, which the"
-                " order of a build comes near"
+                f"{mixing.worst:.0f} of {stored.num_classes:,} classes in a batch if stored class"
+                f" by class, {mixing.uniform:.0f} if fully shuffled; a build comes near that"
             ),
         )
     mean = stored.splits[found.split].numbers.mean_bytes

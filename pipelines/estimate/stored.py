@@ -13,6 +13,7 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.tar import BLOCK, END
 from shardset.order.selection import Selection
+from shardset.program import did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,10 @@ class StoredSet:
         """
         name = wanted or ("train" if "train" in self.splits else min(self.splits))
         if name not in self.splits:
-            raise ConfigError(f"no split {name!r}; there are {', '.join(sorted(self.splits))}")
+            raise ConfigError(
+                f"no split {name!r}{did_you_mean(name, self.splits)}; there are"
+                f" {', '.join(sorted(self.splits))}"
+            )
         return name
 
 

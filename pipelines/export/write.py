@@ -8,6 +8,7 @@ from typing import Literal
 from pipelines.export.formats import FORMATS, TAKE_URLS
 from shardset.errors import ConfigError, NotFound
 from shardset.format import manifest as manifests
+from shardset.program import did_you_mean
 from shardset.storage.base import ABSENT, Storage
 from shardset.storage.open import is_address, open_storage
 
@@ -32,9 +33,11 @@ def export(
     A file with the same bytes is left alone. A different one is replaced with `overwrite`, else
     ConfigError before anything is written. No file of the shard set itself is ever written.
     """
-    unknown = [name for name in formats if name not in FORMATS]
-    if unknown:
-        raise ConfigError(f"no format {unknown[0]!r} to export to; there are {', '.join(FORMATS)}")
+    for name in formats:
+        if name not in FORMATS:
+            raise ConfigError(
+                f"no format {name!r}{did_you_mean(name, FORMATS)}; there are {', '.join(FORMATS)}"
+            )
     loaded = manifests.load_whole(url)
     manifest, storage = loaded.manifest, loaded.storage
     target = storage if output is None else open_storage(output)

@@ -14,6 +14,7 @@ from pipelines.plan.layout import SplitPlan, units_per_batch
 from shardset.format.manifest import ClassInfo
 from shardset.format.write import WrittenShard
 from shardset.prepared import prepared
+from shardset.settings import value_text
 
 PLAN_VERSION = 14
 """Increase it when the format of a file below `plan/` changes, or what the same input and options
@@ -125,7 +126,10 @@ class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     for name in sorted({*old, *new}):
         if old.get(name) != new.get(name):
-            yield f"{name} was {old.get(name)!r} and is {new.get(name)!r}"
+            yield (
+                f"{name} was {value_text(old.get(name)) or 'none'} and is"
+                f" {value_text(new.get(name)) or 'none'}"
+            )
 
 
 def _base_of(build: BuildFile) -> str | None:

@@ -10,7 +10,7 @@ import numpy as np
 from pipelines.check.problems import Problem, problem_of
 from pipelines.plan.range_reads import coalesce
 from shardset.checksum import crc32c_of
-from shardset.errors import DamagedShard, StorageError, UndecodableImage
+from shardset.errors import REPAIR, DamagedShard, StorageError, UndecodableImage
 from shardset.format.index import first_images
 from shardset.format.manifest import LoadedSet, Shard
 from shardset.order.permutation import derive_key, hash64
@@ -176,7 +176,7 @@ def _read_shard(
                     image = storage.read(path, start, stop)
                 where = f"{path}, sample {catalog.key(samples[number])}"
                 if crc32c_of(image) != checksums[number]:
-                    text = "its CRC32C is not that of the index; rebuild with --only-shards"
+                    text = f"its CRC32C is not that of the index; {REPAIR}"
                     problems.append(Problem(where, text))
                     continue
                 try:

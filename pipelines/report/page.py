@@ -80,10 +80,11 @@ def after_build(config: BuildConfig) -> str | None:
 
 def summary(written: WrittenPage) -> list[str]:
     """The lines that the verb prints."""
-    decoded = count(len(written.data.images), "image")
-    size = decimal(written.num_bytes)
-    damage = lines_of(written.data.damage, MAX_DAMAGE_PRINTED)
-    return [*damage, f"report: {written.path} ({size}, {decoded} decoded)"]
+    return [
+        *lines_of(written.data.damage, MAX_DAMAGE_PRINTED),
+        f"report: {written.path} ({decimal(written.num_bytes)},"
+        f" {count(len(written.data.images), 'image')} decoded)",
+    ]
 
 
 def to_json(written: WrittenPage) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from apache_beam.runners.runner import create_runner
 
 from pipelines.runners import dataflow
 from shardset.errors import DOCS, ConfigError
+from shardset.program import did_you_mean
 from shardset.storage.base import Storage
 
 _CONNECT_TIMEOUT_S = 10
@@ -42,7 +43,8 @@ def prepare(flags: Sequence[str], *, source: str, output: Storage) -> PipelineOp
     try:
         runner = create_runner(name)
     except (ValueError, ImportError, AttributeError) as error:
-        raise ConfigError(f"--runner {name}: {error}; leave it out to build here") from error
+        near = did_you_mean(str(name), StandardOptions.KNOWN_RUNNER_NAMES)
+        raise ConfigError(f"--runner {name}{near}: {error}; leave it out to build here") from error
     if refusals := PipelineOptionsValidator(options, runner).validate():
         raise ConfigError(f"a flag of Apache Beam: {'; '.join(refusals)}")
     return options

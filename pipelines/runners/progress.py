@@ -12,9 +12,9 @@ from rich.console import Console
 from pipelines.check.verify import ShowProgress
 from pipelines.plan import files, paths
 from pipelines.plan.records import PlanFile
-from pipelines.terminal import plain
 from shardset.errors import StorageError
 from shardset.storage.base import Storage
+from shardset.terminal import plain
 
 
 class BuildProgress:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 
 import msgspec
+from rich.console import Console
 
-from pipelines.build import Show
 from pipelines.config import AdoptConfig
 from pipelines.plan.tables import QuarantineEntry
 from pipelines.sets import tar_sets
@@ -18,7 +18,7 @@ from pipelines.sources.tar_index import index_tar
 from pipelines.sources.webdataset import DEFAULT_SPLIT, find_tars, split_in, tars_below, tars_named
 from shardset.errors import ConfigError, SourceError
 from shardset.format import naming
-from shardset.format.manifest import Manifest
+from shardset.format.manifest import LoadedSet
 from shardset.format.write import write_index
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_twice
@@ -26,9 +26,9 @@ from shardset.storage.open import open_storage
 
 
 def adopt(
-    config: AdoptConfig, beam_flags: Sequence[str] = (), show: Show | None = None
-) -> Manifest:
-    """Indexes the tars and publishes their manifest, of which it returns the head; a rerun keeps
+    config: AdoptConfig, beam_flags: Sequence[str] = (), console: Console | None = None
+) -> LoadedSet:
+    """Indexes the tars and publishes their manifest; returns the set with its head; a rerun keeps
     finished indexes.
 
     `quarantine.jsonl` lists everything that isn't a sample. Raises SourceError for a tar that can't
@@ -38,7 +38,7 @@ def adopt(
     num_bytes = sum(task.source.num_bytes for task in tasks)
     make = partial(index, storage)
     records = tar_sets.ensure(
-        storage, "adopt", tasks, make, beam_flags, (config.input, num_bytes), show
+        storage, "adopt", tasks, make, beam_flags, (config.input, num_bytes), console
     )
     contents = [
         (task.split, task.path, record.written.shard.sha256)

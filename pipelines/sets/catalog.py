@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pipelines.images.options import ImageOptions, options_to_read
 from pipelines.plan.files import in_order
-from shardset.errors import ConfigError, UndecodableImage
+from shardset.errors import REPAIR, ConfigError, UndecodableImage
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.catalog import FOOTER, SCHEMA, read_names, read_rows
@@ -63,8 +63,7 @@ def _write(loaded: LoadedSet, shard: Shard, options: ImageOptions) -> str | None
     if read_rows(storage, shard) is not None:
         return None
     index = read_index(storage, shard)
-    advice = "rebuild the shard with --only-shards"
-    tar = memoryview(read_object(storage, shard.path, shard.num_bytes, shard.crc32c, advice))
+    tar = memoryview(read_object(storage, shard.path, shard.num_bytes, shard.crc32c, REPAIR))
     labels = index["label"].tolist()
     starts, lengths = first_images(index)
     sizes = [

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import lru_cache, partial
 
 import numpy as np
+from rich.console import Console
 
-from pipelines.build import Show
 from pipelines.config import ColumnConfig
 from pipelines.sets import tar_sets
 from pipelines.sets.tar_sets import TarRecord, Task, digest_of
@@ -16,7 +16,7 @@ from shardset.errors import ChangedInput, ConfigError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.columns import NUMBERS, SOURCE, column_url, npy
-from shardset.format.manifest import LoadedSet, Manifest, Split
+from shardset.format.manifest import LoadedSet, Split
 from shardset.format.shards import Promise
 from shardset.format.tar import StoredSample
 from shardset.format.write import write_shard
@@ -26,9 +26,9 @@ from shardset.storage.open import open_storage
 
 
 def column(
-    config: ColumnConfig, beam_flags: Sequence[str] = (), show: Show | None = None
-) -> Manifest:
-    """Writes the column and returns the head of its manifest; a rerun keeps the shards that are
+    config: ColumnConfig, beam_flags: Sequence[str] = (), console: Console | None = None
+) -> LoadedSet:
+    """Writes the column and returns it, a set with its head; a rerun keeps the shards that are
     finished.
 
     Raises ConfigError if the values don't fit the set, SourceError if they can't be read.
@@ -42,7 +42,7 @@ def column(
     ]
     source = config.source, values.num_bytes
     records = tar_sets.ensure(
-        output, SOURCE, tasks, partial(write, config), beam_flags, source, show
+        output, SOURCE, tasks, partial(write, config), beam_flags, source, console
     )
     facts = _checked(config, sum(split.num_samples for split in splits.values()), records)
     promises: list[Promise] = ["reproducible"] if parent.manifest.is_own else []

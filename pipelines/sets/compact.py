@@ -55,8 +55,8 @@ def compact(
     Files wait for `grace`, since readers that began on an older version end on it; the same call
     removes them later, or finishes one that was killed. Lines of quarantine lists that name the
     keys go too, and with `side_files` columns and exports with removed tars. With nothing written,
-    raises SourceError for a key that no version ever had; ConfigError without keys, if no sample
-    would be left, or for an unfinished build.
+    raises ConfigError for a key that no version ever had, without keys, if no sample would be left,
+    or for an unfinished build.
     """
     newest, storage = replace.newest_of(url)
     refuse_unfinished(storage, newest)
@@ -128,11 +128,15 @@ def lines(done: Compacted) -> list[str]:
         f"{count(done.num_shards, 'shard')} written again"
     ]
     if done.same_images:
-        keys = ", ".join(done.same_images)
-        found.append(f"the same images stay under other keys: {keys}; drop these keys too")
+        found.append(
+            f"the same images stay under other keys: {', '.join(done.same_images)}; drop these keys"
+            " too"
+        )
     if done.waiting:
-        files = count(done.waiting, "old file")
-        found.append(f"{files} wait: give the same command again after {done.after}")
+        found.append(
+            f"{count(done.waiting, 'old file')} wait: give the same command again after"
+            f" {done.after}"
+        )
     if done.tags:
         what = "wait" if done.waiting else "were removed"
         found.append(f"tags of versions that {what}: {', '.join(done.tags)}")
@@ -141,10 +145,11 @@ def lines(done: Compacted) -> list[str]:
             f"may still name dropped samples: {', '.join(done.side_files)}; --side-files removes "
             "them, once nothing waits"
         )
-    for folder, number in done.removed.items():
-        found.append(f"removed from {folder or 'the set'}: {count(number, 'file')}")
     if done.removed:
-        found += [f"removed {done.num_bytes / 1e6:,.1f} MB", NOT_REACHED]
+        found += [
+            f"removed {count(sum(done.removed.values()), 'file')}, {done.num_bytes / 1e6:,.1f} MB",
+            NOT_REACHED,
+        ]
     return found
 
 

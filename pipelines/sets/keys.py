@@ -3,7 +3,7 @@
 import codecs
 from collections.abc import Collection
 
-from shardset.errors import SourceError
+from shardset.errors import ConfigError
 from shardset.program import count
 from shardset.storage.open import open_file
 
@@ -23,10 +23,10 @@ def read_keys(url: str) -> list[str]:
 
 
 def refuse_unknown(unknown: Collection[str], where: str) -> None:
-    """Raises SourceError if any key is not in what `where` says; it names the first ones."""
+    """Raises ConfigError if any key is not in what `where` says; it names the first ones."""
     if unknown:
         some = ", ".join(sorted(unknown)[:_SHOWN]) + (", ..." if len(unknown) > _SHOWN else "")
-        raise SourceError(
+        raise ConfigError(
             f"{count(len(unknown), 'key')} not in {where}: {some}; correct the list (UTF-8, or "
             "UTF-16 with a mark; a key in each line, without extension), then run again"
         )

@@ -11,20 +11,20 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import msgspec
+from rich.console import Console
 
-from pipelines.build import Show, for_each
 from pipelines.plan import files as plan_files
 from pipelines.plan.tables import QuarantineEntry
-from pipelines.runners import options
 from pipelines.sources.base import class_infos
 from pipelines.sources.webdataset import LOOKED_FOR
+from pipelines.terminal import say_beam
 from pipelines.write import history
 from pipelines.write.shard import is_stored
 from shardset.errors import ChangedInput, ConfigError, NotFound
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.labels import NO_LABEL, notes_on
-from shardset.format.manifest import Manifest, Provenance, Quarantine, Split
+from shardset.format.manifest import LoadedSet, Manifest, Provenance, Quarantine, Split
 from shardset.format.shards import Promise
 from shardset.format.write import WrittenShard, write_split
 from shardset.prepared import prepared
@@ -88,7 +88,7 @@ def ensure(
     make: Callable[[Task], TarRecord],
     flags: Sequence[str],
     source: tuple[str, int],
-    show: Show | None,
+    console: Console | None,
 ) -> list[TarRecord]:
     """The record of each tar of a set that a verb makes; workers `make` those that are missing.
 
@@ -100,9 +100,18 @@ def ensure(
     if missing := [task for task, record in zip(tasks, found, strict=True) if record is None]:
         if done:
             raise _other(output)
+        say_beam(console)
+        from pipelines.build import for_each
+        from pipelines.runners import options
+
         beam_options = options.prepare(flags, source=source[0], output=output)
         options.limit_workers(beam_options, flags, len(missing), source[1])
-        for_each(partial(_ensure, output, make), missing, beam_options, show)
+        for_each(
+            partial(_ensure, output, make),
+            missing,
+            beam_options,
+            console.print if console else None,
+        )
         found = [*plan_files.in_order(output, tasks, find)]
     if None in found:
         raise ChangedInput(f"{source[0]}: changed while it was read; run the same command again")
@@ -118,8 +127,8 @@ def publish(
     *,
     promises: Sequence[Promise],
     **options: Any,
-) -> Manifest:
-    """Writes the tables, the quarantine list and last the manifest, of which it returns the head.
+) -> LoadedSet:
+    """Writes the tables, the quarantine list and last the manifest; returns the set with its head.
 
     The classes are the numbers up to the largest label. Raises ConfigError or PreconditionFailed
     where another set is.
@@ -140,7 +149,7 @@ def publish(
     if done := _published(output, verb):
         if done.provenance != made:
             raise _other(output)
-        return done
+        return LoadedSet(done, output)
     splits: dict[str, list[Split]] = {}
     for split, pattern, group in _groups(tasks, records):
         parts = splits.setdefault(split, [])
@@ -170,7 +179,7 @@ def publish(
     )
     sealed = manifests.seal(manifest)
     output.write(naming.MANIFEST, manifests.to_json(sealed), if_generation=ABSENT)
-    return sealed
+    return LoadedSet(sealed, output)
 
 
 def _groups(

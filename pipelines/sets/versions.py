@@ -73,7 +73,7 @@ def log(url: str) -> list[dict[str, Any]]:
 def log_lines(entries: list[dict[str, Any]]) -> list[str]:
     """The log as lines for a terminal."""
     return [
-        f"version {entry['version']}  {entry['digest'][:16]}  "
+        f"version {entry['version']}  {entry['digest'][:12]}  "
         + ", ".join(f"{name} {number:,}" for name, number in entry["samples"].items())
         + "".join(f"  @{name}" for name in entry["tags"])
         for entry in entries
@@ -107,7 +107,7 @@ def diff_lines(samples: list[DifferentSample]) -> list[str]:
     ]
     return [
         *lines,
-        f"{count(len(samples), 'sample')} of both sets differ" if samples else "the same samples",
+        f"{count(len(samples), 'sample')} differ" if samples else "the same samples",
     ]
 
 

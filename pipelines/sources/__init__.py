@@ -16,6 +16,7 @@ from pipelines.sources.shardset import ExistingSet
 from pipelines.sources.webdataset import WebDataset, find_tars
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
+from shardset.program import did_you_mean
 from shardset.storage.base import Storage
 from shardset.storage.open import open_file, open_storage
 
@@ -51,7 +52,10 @@ OPENERS: dict[str, Callable[[BuildConfig], Source]] = {
 def open_source(config: BuildConfig) -> Source:
     """The source that a configuration names, over its input; raises ConfigError or SourceError."""
     if config.source not in SOURCES:
-        raise ConfigError(f"no source {config.source!r}; there are {', '.join(SOURCES)}")
+        raise ConfigError(
+            f"no source {config.source!r}{did_you_mean(config.source, SOURCES)}; there are"
+            f" {', '.join(SOURCES)}"
+        )
     plain = BuildConfig(source=config.source, input=config.input, output=config.output)
     for option, takers in INPUT_OPTIONS.items():
         is_given = getattr(config, option) != getattr(plain, option)

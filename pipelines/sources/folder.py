@@ -24,6 +24,7 @@ from pipelines.sources.formats.spilled_list import Entry, SpilledList, spilled_u
 from shardset.errors import DOCS, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.labels import NO_LABEL
+from shardset.program import count
 from shardset.storage.base import Stat, Storage
 
 ENTRIES_PER_UNIT = 1_000
@@ -116,10 +117,9 @@ class Folder:
     def _layout(self, listed: "_Listed") -> "_Layout":
         where = self.input.url
         if not listed.folders:
-            files = f"only {_counts(listed.others)}" if listed.others else "no files"
+            files = f"only {_counts(listed.others)}" if listed.others else "no files there"
             raise SourceError(
-                f"{where}: {files} there; {_LAYOUTS} ({', '.join(FIELD_OF_EXTENSION)})"
-                + self._advice
+                f"{where}: {files}; {_LAYOUTS} ({', '.join(FIELD_OF_EXTENSION)})" + self._advice
             )
         tops = {folder.partition("/")[0] for folder in listed.folders} - {*listed.folders}
         layout = _Layout(any(map(_SPLIT_NAME.fullmatch, tops)), self.class_depth)
@@ -253,17 +253,20 @@ def _is_binary(storage: Storage, stat: Stat) -> bool:
 
 def _others_notes(listed: _Listed) -> Iterator[str]:
     if listed.others:
-        yield f"left out {_counts(listed.others)}, which are in no image format that is read"
+        yield (
+            f"skipped {_counts(listed.others)}, such as"
+            f" {objects.printable(next(iter(listed.firsts.values())).name)}"
+        )
     if listed.num_hidden:
-        yield f"left out {listed.num_hidden} hidden files"
+        yield f"skipped {count(listed.num_hidden, 'hidden file')}"
 
 
 def _counts(others: Counter[str]) -> str:
     each = [
-        f"{count} {'.' + name if name else 'without extension'}"
-        for name, count in sorted(others.items())
+        f"{number} {'.' + name if name else 'without extension'}"
+        for name, number in sorted(others.items())
     ]
     return (
-        f"{others.total()} other files"
+        f"{count(others.total(), 'non-image file')}"
         f" ({', '.join(each[:_MAX_TYPES])}{', ...' * (len(each) > _MAX_TYPES)})"
     )

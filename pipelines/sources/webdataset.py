@@ -41,6 +41,7 @@ from shardset.format import manifest as manifests
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.labels import MAX_LABEL, NO_LABEL, plain_label
 from shardset.format.naming import MANIFEST, is_field, split_member
+from shardset.program import count
 from shardset.storage.base import Stat, Storage
 from shardset.storage.open import is_address, open_storage
 
@@ -146,8 +147,8 @@ def tars_below(storage: Storage) -> list[Stat]:
         for stat in stats:
             _refuse_compressed(f"{storage.url}/{stat.name}")
         raise SourceError(
-            f"{storage.url}: no *.tar below it ({len(stats)} other files); give the folder, a tar"
-            " or a brace pattern" + advice_in(storage, "webdataset")
+            f"{storage.url}: no *.tar below it ({count(len(stats), 'other file')}); give the"
+            " folder, a tar or a brace pattern" + advice_in(storage, "webdataset")
         )
     return tars
 

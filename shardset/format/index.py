@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shardset.errors import DamagedShard
+from shardset.errors import REPAIR, DamagedShard
 from shardset.format import table
 from shardset.format.images import is_image_field
 
@@ -91,10 +91,7 @@ def index_from_bytes(data: bytes, where: str) -> np.ndarray:
     num_samples = int(shape[1]) if shape else 0
     header = table.header(dtype, num_samples)
     if not data.startswith(header) or len(data) != table.num_bytes(dtype, num_samples):
-        raise DamagedShard(
-            f"{where}: these {len(data)} bytes are not a shard index; rebuild the shard with"
-            " --only-shards, or build the set again if another version wrote it"
-        )
+        raise DamagedShard(f"{where}: these {len(data)} bytes are not a shard index; {REPAIR}")
     return np.frombuffer(data, dtype, offset=len(header)).copy()
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from shardset.errors import ManifestError, NotFound
+from shardset.errors import ManifestError, MissingSet, NotFound
 from shardset.format import naming
 from shardset.prepared import JSON_ERRORS, prepared
 from shardset.storage.base import Storage
@@ -79,7 +79,7 @@ def resolve(storage: Storage, version: str) -> tuple[int, str | None]:
         return int(version), None
     tag = read_tag(storage, version)
     if tag is None:
-        raise ManifestError(
+        raise MissingSet(
             f"{storage.url}: no version has the tag {version!r}; `shardset log"
             f" {storage.url}` lists the tags"
         )

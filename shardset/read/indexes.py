@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from shardset.errors import DamagedShard, NotFound, ShardsetError
+from shardset.errors import REPAIR, DamagedShard, NotFound, ShardsetError
 from shardset.format import table
 from shardset.format.index import index_from_bytes, stored_dtype
 from shardset.format.manifest import Shard, Split
@@ -63,8 +63,7 @@ def read_index(storage: Storage, shard: Shard) -> Rows:
     records = index_from_bytes(data, url)
     if len(records) != shard.num_samples:
         raise DamagedShard(
-            f"{url}: lists {len(records)} samples, the manifest says {shard.num_samples}; rebuild"
-            f" shard {shard.path} with --only-shards"
+            f"{url}: lists {len(records)} samples, the manifest says {shard.num_samples}; {REPAIR}"
         )
     return records
 
@@ -97,11 +96,11 @@ def read_rows(
 def _reading(storage: Storage, shard: Shard) -> Iterator[str]:
     """A block that reads from the index of a shard, with the advice for one that is damaged."""
     try:
-        yield f"the index of shard {shard.path} is damaged, rebuild the shard with --only-shards"
+        yield f"the index of shard {shard.path} is damaged; {REPAIR}"
     except NotFound as error:
         raise NotFound(
-            f"{storage.url}/{shard.index.path}: the index of shard {shard.path} is missing; restore"
-            " it, or rebuild the shard with --only-shards"
+            f"{storage.url}/{shard.index.path}: the index of shard {shard.path} is missing;"
+            f" {REPAIR}"
         ) from error
 
 

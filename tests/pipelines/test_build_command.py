@@ -113,7 +113,10 @@ def test_names_are_printed_as_they_are(tmp_path):
         (["--no-such-flag"], "unknown arguments: --no-such-flag"),
         (["--num-shard", "3"], "unknown arguments: --num-shard 3, did you mean '--num-shards'?"),
         (["--num-shards", "0"], "num_shards is 0, expected N or SPLIT=N,SPLIT=N, each int >= 1"),
-        (["--verify", "all"], "invalid choice: 'all'"),
+        (
+            ["--verify", "non"],
+            "--verify: no choice 'non', did you mean 'none'?; there are",
+        ),
         (["--holdout", "test=2"], "--holdout test=2.0: expected a fraction"),
         (["--source", "nope"], "no source 'nope'; there are cifar10"),
         (["--only-shards", "train:3-1"], "--only-shards train:3-1: expected SPLIT:NUMBERS"),
@@ -127,7 +130,10 @@ def test_names_are_printed_as_they_are(tmp_path):
             ["--num-shards", "train=3,train=5"],
             "num_shards is train=3,train=5, expected one value for each name",
         ),
-        (["--runner", "NoSuchRunner"], "--runner NoSuchRunner: Unexpected pipeline runner"),
+        (
+            ["--runner", "FlnkRunner"],
+            "FlnkRunner, did you mean 'FlinkRunner'?: Unexpected",
+        ),
     ],
 )
 def test_a_wrong_command_line_ends_with_code_2_and_one_sentence(

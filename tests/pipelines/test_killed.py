@@ -137,7 +137,7 @@ def test_ctrl_c_ends_the_build_with_code_130_and_one_sentence_and_a_rerun_comple
         code, _, errors = life.wait()
         assert not life.wait_for_orphans()
     assert code == 130
-    assert errors.endswith("stopped; run the same command again to continue\n")
+    assert errors.endswith("stopped; the same command continues\n")
     assert "Traceback" not in errors
     finish(words, tmp_path / "log")
     assert files_of(tmp_path / "out") == files_of(undisturbed)

@@ -59,11 +59,7 @@ def raising(error: BaseException):
         (ConfigError("8 lanes"), USAGE, "ConfigError: 8 lanes\n"),
         (NotFound("no\x1b[2J such\nfile"), FAILED, "NotFound: no\\x1b[2J such\\nfile\n"),
         (FileNotFoundError("gone"), FAILED, "FileNotFoundError: gone\n"),
-        (
-            KeyboardInterrupt(" before the first checkpoint"),
-            INTERRUPTED,
-            "stopped before the first checkpoint\n",
-        ),
+        (KeyboardInterrupt(), INTERRUPTED, "stopped; the same command continues\n"),
     ],
 )
 def test_an_error_of_a_verb_is_one_sentence_and_an_exit_code(capsys, error, code, line):

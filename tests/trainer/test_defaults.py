@@ -245,8 +245,8 @@ def test_a_run_without_a_recipe_parses_its_manifest_once(manifest, tmp_path):
             ["--debug", "report", "run"],
             "--debug; write it after the verb: shardset report --debug ...",
         ),
-        (["report", "run", "--batch-size", "3"], "unrecognized arguments: --batch-size 3\n"),
-        (["trian"], "invalid choice: 'trian'"),
+        (["report", "run", "--batch-size", "3"], "arguments: --batch-size 3; see"),
+        (["trian"], "did you mean 'train'"),
         ([], "required"),
     ],
 )

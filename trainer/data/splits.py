@@ -85,19 +85,24 @@ def load_once(url: str) -> LoadedSet:
     return manifests.load(url)
 
 
-def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
-    """This host's part of the data. Raises ConfigError if the config does not fit the shard set."""
-    if config.fake_data:
-        return synthetic_data(config, host, num_hosts)
+def set_of(config: TrainConfig) -> LoadedSet:
+    """The shard set of a run, which it is evaluated on. Raises ConfigError if none is named."""
     if config.manifest is None:
         raise ConfigError(
             "no manifest: name a shard set with --manifest URL, or measure without one by"
             " --fake-data"
         )
-    loaded = load_once(config.manifest)
+    return load_once(config.manifest)
+
+
+def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
+    """This host's part of the data. Raises ConfigError if the config does not fit the shard set."""
+    if config.fake_data:
+        return synthetic_data(config, host, num_hosts)
+    loaded = set_of(config)
     manifest = loaded.manifest
     eval_split = eval_split_of(config, manifest)
-    check_split("eval_split", eval_split, loaded, config.manifest)
+    check_split("eval_split", eval_split, loaded)
     num_classes = _num_classes_of(config, manifest)
     options = _stream_options(config, host, num_hosts)
     train = _open_training(config, loaded, options)
@@ -128,12 +133,12 @@ def _open_training(
         **options,
     )
     if not config.mix:
-        check_split("train_split", config.train_split, loaded, str(config.manifest))
+        check_split("train_split", config.train_split, loaded)
         return Stream(loaded, config.train_split, **training)
     sets, weights = zip(*mixed_sets(config.mix), strict=True)
     mixed = [load_once(url) for url in sets]
     for url, other in zip(sets, mixed, strict=True):
-        check_split("train_split", config.train_split, other, url)
+        check_split("train_split", config.train_split, other)
         names, others = _class_names(loaded.manifest), _class_names(other.manifest)
         if others != names:
             which = sorted({*names} ^ {*others})[:5] or "in their order"
@@ -210,17 +215,11 @@ def synthetic_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
 # --- does the shard set fit the config? -----------------------------------------------------------
 
 
-def check_split(setting: str, name: str, loaded: LoadedSet, url: str) -> None:
+def check_split(setting: str, name: str, loaded: LoadedSet) -> None:
     """Raises ConfigError unless the split exists and every sample has a label, without which its
     loss means nothing.
     """
-    splits = loaded.manifest.splits
-    if name not in splits:
-        names = ", ".join(splits)
-        raise ConfigError(
-            f"{setting} is {name!r}, but the shard set {url} has {names}; name one of them"
-        )
-    split, labels = splits[name], loaded.part(name).labels
+    split, labels = loaded.manifest.split(name), loaded.part(name).labels
     num_samples, num_labelled = split.num_samples, sum(split.class_totals)
     if labels is not None:  # a view's labels are read in place of the stored ones
         num_samples, num_labelled = len(labels), int(np.count_nonzero(labels >= 0))

@@ -18,14 +18,11 @@ from shardset.decode.crops import INTERPOLATIONS
 from shardset.errors import ConfigError
 from shardset.prepared import JSON_ERRORS, prepared
 from shardset.settings import values_of
-from trainer.config import AUGMENTATION, ImageConfig, ModelConfig
+from trainer.config import AUGMENTATION, SIDECAR, ImageConfig, ModelConfig
 from trainer.errors import UNREADABLE, first_line
 
 TIMM = "timm"
 """`model.pretrained` for the weights that timm publishes for a model."""
-
-SIDECAR = "model.json"
-"""The file next to exported weights: their ModelFacts."""
 
 
 @prepared

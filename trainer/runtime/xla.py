@@ -24,6 +24,7 @@ from trainer.config import Precision
 from trainer.runtime import optimizers
 from trainer.runtime.base import Runtime, Step, TensorBatch, moved, replica_key
 from trainer.runtime.heartbeat import PORT, Address, HeartbeatServer
+from trainer.runtime.machine import num_chips
 
 HEARTBEAT_ADDRESS = "TRAINER_HUB"
 """Environment variable in which a launcher gives its replicas the heartbeat server:
@@ -333,9 +334,12 @@ def select_device() -> str:
         )
     os.environ.setdefault("XLA_DISABLE_FUNCTIONALIZATION", "1")
     if "PJRT_DEVICE" not in os.environ:
-        from torch_xla._internal import tpu
+        found = 0
+        if num_chips():  # otherwise torch_xla, once imported, would warn that it chooses the CPU
+            from torch_xla._internal import tpu
 
-        os.environ["PJRT_DEVICE"] = "TPU" if tpu.num_available_chips() > 0 else "CPU"
+            found = tpu.num_available_chips()
+        os.environ["PJRT_DEVICE"] = "TPU" if found else "CPU"
     return os.environ["PJRT_DEVICE"]
 
 

@@ -1,23 +1,22 @@
 """What `evaluate` finds by class and by sample."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
+from rich.table import Table
 
-from shardset.errors import printable
 from shardset.format.manifest import LoadedSet
 from shardset.html import page
 from shardset.html.page import Picture
-from shardset.program import count
 from shardset.stream.samples import SampleSet
+from shardset.terminal import table
 
 WORST = "worst.json"
 """The samples of highest loss in the newest evaluation of a run folder: see `worst_of`."""
 
 NUM_WORST = 48
-MAX_ROWS = 40
 SIDE = 96
 """Pixels of a picture."""
 
@@ -25,7 +24,7 @@ Worst = list[tuple[Picture, str, list[str]]]
 """Samples as a contact sheet shows them: (picture, key, lines of the caption)."""
 
 
-def lines_by_class(outcomes: np.ndarray, names: Sequence[str]) -> Iterator[str]:
+def by_class(outcomes: np.ndarray, names: Sequence[str]) -> Table:
     """Of OUTCOME [n] (see data/rows.py) the accuracy of each class, the least accurate first, and
     its three most frequent mistakes.
     """
@@ -33,17 +32,14 @@ def lines_by_class(outcomes: np.ndarray, names: Sequence[str]) -> Iterator[str]:
     for label, predicted in outcomes[["label", "predicted"]].tolist():
         rows[label][predicted] += 1
     accuracy = {label: row[label] / row.total() for label, row in rows.items()}
-    yield f"{'right':>8}{'samples':>9}  class: mistakes"
-    for label in sorted(rows, key=lambda one: (accuracy[one], one))[:MAX_ROWS]:
+    cells = []
+    for label in sorted(rows, key=lambda one: (accuracy[one], one)):
         row = rows[label]
         others = sorted(row.keys() - {label}, key=lambda one: (-row[one], one))[:3]
-        mistakes = ", ".join(f"{printable(names[one])} ({row[one]})" for one in others)
-        name = printable(names[label])
-        yield f"{accuracy[label]:>8.2%}{row.total():>9,}  {label} {name}: {mistakes}"
-    if len(rows) > MAX_ROWS:
-        yield (
-            f"... and {count(len(rows) - MAX_ROWS, 'more accurate class', 'more accurate classes')}"
-        )
+        mistakes = ", ".join(f"{names[one]} ({row[one]})" for one in others)
+        cells.append((f"{accuracy[label]:.2%}", row.total(), label, names[label], mistakes))
+    columns = ["right#", "samples#", "label#", "class", "mistakes"]
+    return table("", columns, cells, "more accurate")
 
 
 def worst_of(outcomes: np.ndarray, loaded: LoadedSet, split: str, names: Sequence[str]) -> Worst:

@@ -11,11 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from shardset.errors import ConfigError, NotFound, printable
+from shardset.errors import ConfigError, NotFound
 from shardset.order.state import states_from_json, values_of_state
 from shardset.program import count
 from shardset.storage.base import Storage
@@ -23,14 +20,12 @@ from shardset.storage.checked import read_small
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
 from shardset.stream.timetable import Timetable
+from shardset.terminal import on_standard_output, plain, table
 from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.data.mixture import Mixture
 from trainer.data.splits import open_data
 from trainer.telemetry.losses import read_losses
-
-MAX_ROWS = 40
-"""The most rows of a table on a terminal. JSON holds everything."""
 
 
 class Question(NamedTuple):
@@ -196,19 +191,21 @@ def _json_of(timetable: Timetable, answer: Explanation) -> str:
 
 
 def _show(answer: Explanation) -> None:
-    table = Table(*next(iter(answer.rows), {}), caption_justify="left")
-    for column in table.columns:
-        column.overflow, column.no_wrap = "fold", column.header == "key"
-    for row in answer.rows[:MAX_ROWS]:
-        table.add_row(*_cells(row))
-    if len(answer.rows) > MAX_ROWS:
-        table.caption = f"... and {len(answer.rows) - MAX_ROWS:,} more (all of them with --json)"
-    console = Console()
-    console.print(Text(printable(answer.sentence)))
-    console.print(table)
+    columns = [
+        name if isinstance(value, str | bool | None) else f"{name}#"
+        for name, value in next(iter(answer.rows), {}).items()
+    ]
+    console = on_standard_output()
+    console.print(plain(answer.sentence))
+    console.print(table("", columns, [[*_cells(row)] for row in answer.rows]))
 
 
-def _cells(row: dict[str, Any]) -> Iterable[Text]:
+def _cells(row: dict[str, Any]) -> Iterable[str]:
     for name, value in row.items():
-        text = f"{value:.4f}" if isinstance(value, float) else str(value)
-        yield Text(str(value + 1) if name == "epoch" else "" if value is None else printable(text))
+        if name == "epoch":
+            yield str(value + 1)
+        elif name == "shard":
+            yield value.rpartition("/")[2]
+        else:
+            text = f"{value:.4f}" if isinstance(value, float) else str(value)
+            yield "" if value is None or value is False else text

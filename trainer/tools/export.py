@@ -13,7 +13,7 @@ from safetensors.torch import save
 
 from shardset.errors import ConfigError, missing_library
 from shardset.storage.open import open_storage
-from trainer.model.pretrained import SIDECAR
+from trainer.config import SIDECAR
 from trainer.tools.trained import WEIGHTS, TrainedModel
 
 ONNX = "model.onnx"

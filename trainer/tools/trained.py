@@ -16,10 +16,10 @@ from shardset.storage.checked import read_small
 from shardset.storage.open import open_storage
 from shardset.version import __version__
 from trainer import config as configs
-from trainer.config import CLASSES, DEFAULT_CLASSES, TrainConfig, read_json
+from trainer.config import CLASSES, DEFAULT_CLASSES, SIDECAR, TrainConfig, read_json
 from trainer.errors import CheckpointError, first_line
 from trainer.model import build
-from trainer.model.pretrained import SIDECAR, ModelFacts
+from trainer.model.pretrained import ModelFacts
 from trainer.run_folder import checkpoint
 
 WEIGHTS = "model.safetensors"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from shardset.errors import ConfigError, ManifestError, NotFound
+from shardset.errors import ConfigError, ManifestError, MissingSet, NotFound
 from shardset.format import naming, versions
 from shardset.format.manifest.records import Manifest
 from shardset.format.manifest.sealing import parse
@@ -126,7 +126,7 @@ def load(url: str) -> LoadedSet:
             url.startswith("https://") or not any(True for _ in open_storage(url).list())
         ):
             return _load_version(*versioned)
-        raise ManifestError(
+        raise MissingSet(
             f"{target}: no manifest there, so no finished shard set; build one with"
             " `shardset build`"
         ) from error
@@ -135,8 +135,8 @@ def load(url: str) -> LoadedSet:
 def _load_version(url: str, version: str) -> LoadedSet:
     try:
         newest = load_whole(url)
-    except ManifestError as error:
-        raise ManifestError(
+    except MissingSet as error:
+        raise MissingSet(
             f"{url}@{version}: no such folder; and as version {version!r} of {url}: {error}"
         ) from error
     storage, found = newest.storage, newest.manifest
@@ -145,12 +145,12 @@ def _load_version(url: str, version: str) -> LoadedSet:
         try:
             found = read(storage, versions.path(number))
         except NotFound as error:
-            raise ManifestError(
+            raise MissingSet(
                 f"{url}: version {number} was removed; `shardset log {url}` lists those"
                 " that are left"
             ) from error
     if found.number != number or digest not in (None, found.digest):
-        raise ManifestError(
+        raise MissingSet(
             f"{url}: has no version {version}; `shardset log {url}` lists those that it has"
         )
     return LoadedSet(found, storage)

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from shardset.errors import ManifestError
+from shardset.errors import MissingSet
 from shardset.format import naming
 from shardset.format.shards import Count, Group, Positive, Record, Sha256, Shard, StoredShards
 from shardset.order.permutation import hash_text
@@ -186,10 +186,10 @@ class Manifest(Record, frozen=True, kw_only=True):
             name: The name of the split, such as "train".
 
         Raises:
-            ManifestError: There is no such split; the message names those that exist.
+            MissingSet: There is no such split; the message names those that exist.
         """
         if name not in self.splits:
-            raise ManifestError(
+            raise MissingSet(
                 f"no split {name!r} in this shard set; it has {', '.join(sorted(self.splits))}"
             )
         return self.splits[name]

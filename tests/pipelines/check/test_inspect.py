@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from pipelines import cli, split_table
+from pipelines import cli
 from pipelines.check.inspect import (
     NO_NAMES,
     find_key,
@@ -19,6 +19,7 @@ from pipelines.check.inspect import (
     samples_of_shard,
 )
 from pipelines.check.render import render_overview, render_samples
+from shardset import terminal
 from shardset.errors import ConfigError, DamagedShard, NotFound
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -174,7 +175,7 @@ def test_the_verb_prints_tables(said, monkeypatch):
     facts = "train/train-000001.tar", "cat 3", "n00003", "3 to 4", "cmyk-to-rgb 3", "quarantined: 0"
     assert all(fact in text for fact in facts)
     assert "cat 3" not in said("inspect", storage.url, "--class", "cat 1")
-    monkeypatch.setattr(split_table, "MAX_ROWS", 3)
+    monkeypatch.setattr(terminal, "MAX_ROWS", 3)
     samples = said("inspect", storage.url, "--split", "train", "--shard", 1)
     assert "... and 1 more (all of them with --json)" in samples
 

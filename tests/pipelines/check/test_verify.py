@@ -15,7 +15,7 @@ from pipelines.check.verify import VerifyReport, lines, verify
 from pipelines.plan import tables
 from pipelines.report.collect import collect
 from shardset.checksum import crc32c_text
-from shardset.errors import ManifestError
+from shardset.errors import REPAIR, ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import naming, table
 from shardset.format.index import index_from_bytes
@@ -342,7 +342,7 @@ def test_the_report_reads_well_and_holds_everything():
     storage.delete(SECOND)
     report = checked(storage, deep=False)
     text = lines(report, max_problems=1)
-    assert text[0] == f"{FIRST}: is missing; restore it, or rebuild the shard with --only-shards"
+    assert text[0] == f"{FIRST}: is missing; {REPAIR}"
     assert text[1] == "... and 1 more (all of them with --json)"
     assert text[2].endswith(": 2 problems")
     assert not report.ok

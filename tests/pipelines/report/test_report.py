@@ -270,7 +270,7 @@ def test_a_page_replaces_only_a_page_or_an_empty_file(tmp_path, said, name):
 def test_the_verb_says_where_the_page_is_and_returns_1_for_damage(tmp_path, said):
     storage, manifest = stored()
     words = "report", storage.url, "--output", tmp_path / "page.html"
-    assert "no manifest there" in said("report", "memory://nothing/here", code=1)
+    assert "no manifest there" in said("report", "memory://nothing/here", code=2)
     assert said(*words).startswith(f"report: {tmp_path}/page.html (")
     assert (tmp_path / "page.html").read_bytes().startswith(b"<!DOCTYPE html>")
     shard = manifest.splits["train"].shards[0].path

@@ -349,6 +349,6 @@ def test_a_set_that_was_built_and_columns_are_left_alone(tmp_path):
 def test_the_command_adopts_and_estimate_says_what_follows(tmp_path, said):
     write_tars(tmp_path, 0, 1)
     answer = json.loads(said("adopt", "--input", f"{tmp_path}/t-{{0..1}}.tar", "--json", *HERE))
-    assert (answer["samples of t"], answer["quarantined"]) == (8, 0)
+    assert (answer["num_samples"], answer["quarantined"]) == ({"t": 8}, 0)
     found = json.loads(said("estimate", tmp_path, "--split", "t", "--json"))
     assert "Nobody promises that these tars are mixed" in found["advice"][0]

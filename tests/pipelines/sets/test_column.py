@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 def written(
     folder: Path | str, name: str, source: Path | str, **options: str
 ) -> manifests.Manifest:
-    return column(ColumnConfig(set=str(folder), name=name, source=str(source), **options), HERE)
+    return column(ColumnConfig(set=str(folder), name=name, source=str(source), **options), HERE)[0]
 
 
 def table(folder: Path, name: str = "values.parquet", **columns: object) -> Path:
@@ -292,5 +292,5 @@ def test_names_of_columns_are_those_of_a_batch(folder):
 def test_the_command_writes_a_column(folder, said):
     source = array(folder, LOGITS)
     found = said("column", folder, "logits", "--from", source, "--split", "train", *HERE)
-    assert "num_values: 30" in found
+    assert "values: 30 of float16 [1000]" in found
     assert read(folder, "logits")

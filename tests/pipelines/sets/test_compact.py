@@ -154,7 +154,7 @@ def test_no_byte_of_a_dropped_sample_is_left(grown, tmp_path, said):
     (grown / naming.REPORT).write_text("pictures")
     write_catalog(str(grown))
     words = "compact", grown, "--drop-keys", tmp_path / "keys", "--grace", 0
-    assert "removed from plan/units" in said(*words)
+    assert "files, " in said(*words)
     left = b"".join(path.read_bytes() for path in grown.rglob("*") if path.is_file())
     assert image not in left
     assert b"train/dog/003" not in left
@@ -252,7 +252,7 @@ def test_a_list_of_keys_is_read_as_any_editor_writes_it_and_what_names_no_sample
     (tmp_path / "keys").write_bytes(data)
     before, words = hits(stored, b""), ("compact", stored, "--drop-keys", tmp_path / "keys")
     if isinstance(found, str):
-        assert re.search(found, said(*words, code=2 if "no key" in found else 1))
+        assert re.search(found, said(*words, code=2))
         assert hits(stored, b"") == before
         return
     assert said(*words).startswith(f"version 2: {found} samples dropped")

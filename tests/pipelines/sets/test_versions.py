@@ -119,7 +119,7 @@ def test_the_log_lists_versions_with_their_samples_and_tags(three, said):
 
 
 def test_a_difference_names_what_came_went_moved_and_changed(three, tmp_path, said):
-    changes = "train, cat: 1 added\ntrain, owl: 1 added\n2 samples of both sets differ\n"
+    changes = "train, cat: 1 added\ntrain, owl: 1 added\n2 samples differ\n"
     assert said("diff", f"{three}@1", three) == changes
     assert [sample.kind for sample in verbs.diff(three, f"{three}@2")] == ["removed"]
     assert verbs.diff_lines(verbs.diff(three, three)) == ["the same samples"]

@@ -74,9 +74,10 @@ def test_other_files_and_hidden_files_are_counted_in_notes(tmp_path):
     source = opened(tmp_path)
     assert [sample.name for sample in read(source)] == ["cat/1.png"]
     others, hidden, only = source.survey().notes
-    counts = "left out 4 other files (1 without extension, 1 .csv, 2 .txt)"
-    assert others == f"{counts}, which are in no image format that is read"
-    assert hidden == "left out 4 hidden files"
+    assert (
+        others == "skipped 4 non-image files (1 without extension, 1 .csv, 2 .txt), such as a.txt"
+    )
+    assert hidden == "skipped 4 hidden files"
     assert only.startswith("cat is the only class; cat/labels.csv looks like a table: if it lists")
 
 
@@ -178,7 +179,7 @@ def test_a_folder_without_images_is_an_error_that_says_what_is_there(tmp_path):
         with pytest.raises(SourceError, match="no files there; expected images as"):
             opened(path).survey()
     add(tmp_path, "cat/1.heic", b"x")
-    found = r"only 1 other files \(1 \.heic\) there; expected .* \(jpg, jpeg, jpe, jfif"
+    found = r"only 1 non-image file \(1 \.heic\); expected .* \(jpg, jpeg, jpe, jfif"
     with pytest.raises(SourceError, match=found):
         opened(tmp_path).survey()
 

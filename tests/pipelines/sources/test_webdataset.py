@@ -175,7 +175,7 @@ def test_a_pattern_that_names_no_tars_is_refused(pattern, message):
             "train-?.tar",
             r"1 of 1 tars are missing: train-\?.tar; .* patterns, and \* and \? are not",
         ),
-        ("empty", r"no \*\.tar below it \(1 other files\)"),
+        ("empty", r"no \*\.tar below it \(1 other file\)"),
     ],
 )
 def test_tars_that_are_not_there_are_an_error(tmp_path, pattern, message):

@@ -70,7 +70,7 @@ def test_the_budget_of_a_run_is_that_of_both_streams_and_makes_their_order(manif
     ("changes", "message"),
     [
         ({"manifest": None}, "--manifest"),
-        ({"train_split": "trian"}, "train_split is 'trian', but the shard set .* has train, val"),
+        ({"train_split": "trian"}, "no split 'trian' in this shard set; it has train, val"),
         ({"model": ModelConfig(num_classes=3)}, "3 but the shard set has 10"),
         ({"manifest": "memory://nothing/here"}, "no manifest"),
     ],

@@ -146,7 +146,7 @@ def test_names_from_a_configuration_can_not_become_markup(tmp_path):
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (lambda path: None, "no such run folder"),
+        (lambda path: None, "no metrics.jsonl"),
         (lambda path: path.mkdir(), "no metrics.jsonl and config.json there, expected the folder"),
         (lambda path: folder(path, []), "no record in it yet"),
     ],

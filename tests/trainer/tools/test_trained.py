@@ -135,7 +135,7 @@ def test_a_file_that_is_no_image_is_named_and_the_others_are_predicted(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["predict", "--from", "/no/such", "x.png"], "no such run folder"),
+        (["predict", "--from", "/no/such", "x.png"], "no config.json there"),
         (["predict", "--from", "RUN", "x.png", "--top", "0"], "--top 0"),
         (["export", "EMPTY", "--output", "OUT"], "no config.json there"),
         (["predict", "--from", "RUN", "EMPTY"], "no images in this folder"),
