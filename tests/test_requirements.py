@@ -20,7 +20,7 @@ from pipelines import parsers
 from shardset.errors import ShardsetError, brought_by
 from shardset.format.columns import npy
 from shardset.storage.open import open_storage
-from tests.makers.documented import REPOSITORY, lists_of_setup, start
+from tests.makers.documented import REPOSITORY, lists_of_project, start
 from tests.makers.folders import write_class_folders
 from tests.makers.shardset import image_sample, write_shard_set
 from tests.makers.tars import tar_bytes
@@ -46,9 +46,9 @@ sys.meta_path[:] = map(Hiding, sys.meta_path)
 """What looks for libraries finds none of the hidden ones, as if they were not installed."""
 
 
-def requirements(*extras: str) -> list[str]:
-    """The distributions that setup.py names for the base and these extras."""
-    return [spec for name in ("BASE", *extras) for spec in lists_of_setup()[name]]
+def requirements(*names: str) -> list[str]:
+    """The distributions that pyproject.toml names for the base and these extras."""
+    return [spec for name in ("base", *names) for spec in lists_of_project()[name]]
 
 
 def with_theirs(specs: Iterable[str]) -> set[str]:
@@ -187,7 +187,7 @@ def test_the_commands_of_an_extra_are_all_that_the_programs_have():
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", COMMANDS)
 def test_an_extra_alone_has_all_that_its_commands_import(extra, place):
-    hidden = hidden_by(with_theirs(requirements(*extra.upper().split(","))))
+    hidden = hidden_by(with_theirs(requirements(*extra.split(","))))
     heavy = {
         "read": "torch apache_beam jinja2",
         "pipelines": "torch cv2 simplejpeg",

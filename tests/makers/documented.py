@@ -1,10 +1,12 @@
 """The commands of a Markdown page, and the small inputs that they are run on."""
 
+import itertools
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -21,12 +23,14 @@ def page(name: str, *, stop: str | None = None) -> str:
     return (REPOSITORY / name).read_text().partition(stop or "\0")[0]
 
 
-def lists_of_setup() -> dict[str, list[str]]:
-    """The distributions that setup.py names for the base and for each extra, by its constants."""
-    lists: dict[str, list[str]] = {}
-    text = page("setup.py")
-    exec(text[text.index("BASE = ") : text.index("setup(\n")], lists)
-    return {name: specs for name, specs in lists.items() if isinstance(specs, list)}
+def lists_of_project() -> dict[str, list[str]]:
+    """The distributions that pyproject.toml names for the base and for each extra."""
+    project = tomllib.loads(page("pyproject.toml"))["project"]
+    lists = {"base": project["dependencies"]}
+    for extra, specs in project["optional-dependencies"].items():
+        named = (lists.get(spec.removeprefix("shardset[")[:-1], [spec]) for spec in specs)
+        lists[extra] = [*itertools.chain(*named)]
+    return lists
 
 
 def steps_of(text: str) -> list[tuple[str, str]]:
