@@ -18,6 +18,7 @@ FOLDERS = (*PACKAGES, "benchmarks", "docs", "examples", "scripts", "tests")
 FILES = (
     *(".dockerignore", "CHANGELOG.md", "CONTRIBUTING.md", "Dockerfile", "LICENSE", "README.md"),
     *("MANIFEST.in", "Makefile", "mkdocs.yml", "pyproject.toml", "setup.py"),
+    *("RELEASING.md", "SECURITY.md"),
 )
 
 
