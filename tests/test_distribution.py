@@ -15,11 +15,8 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 PACKAGES = ("shardset", "pipelines", "trainer")
 FOLDERS = (*PACKAGES, "benchmarks", "docs", "examples", "scripts", "tests")
-FILES = (
-    *(".dockerignore", "CHANGELOG.md", "CONTRIBUTING.md", "Dockerfile", "LICENSE", "README.md"),
-    *("MANIFEST.in", "Makefile", "mkdocs.yml", "pyproject.toml", "setup.py"),
-    *("RELEASING.md", "SECURITY.md"),
-)
+UPPER = [path.name for path in REPOSITORY.glob("[A-Z]*") if path.is_file()]
+FILES = {".dockerignore", "mkdocs.yml", "pyproject.toml", "setup.py", *UPPER}
 
 
 def files_of(root: Path, *folders: str) -> set[str]:
@@ -49,7 +46,7 @@ def built(tmp_path_factory):
 
 def test_the_source_distribution_has_all_files_of_the_tree(built):
     tree, source, _ = built
-    expected = files_of(tree, *FOLDERS) | set(FILES)
+    expected = files_of(tree, *FOLDERS) | FILES
     assert {
         "docs/explanation/reader.md",
         "tests/data/shardset/manifest.json",
