@@ -1,6 +1,5 @@
 """The commands of a Markdown page, and the small inputs that they are run on."""
 
-import itertools
 import os
 import re
 import shlex
@@ -28,8 +27,9 @@ def lists_of_project() -> dict[str, list[str]]:
     project = tomllib.loads(page("pyproject.toml"))["project"]
     lists = {"base": project["dependencies"]}
     for extra, specs in project["optional-dependencies"].items():
-        named = (lists.get(spec.removeprefix("shardset[")[:-1], [spec]) for spec in specs)
-        lists[extra] = [*itertools.chain(*named)]
+        lists[extra] = [
+            one for spec in specs for one in lists.get(spec[len("shardset[") : -1], [spec])
+        ]
     return lists
 
 
