@@ -15,8 +15,13 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 PACKAGES = ("shardset", "pipelines", "trainer")
 FOLDERS = (*PACKAGES, "benchmarks", "docs", "examples", "scripts", "tests")
-UPPER = [path.name for path in REPOSITORY.glob("[A-Z]*") if path.is_file()]
-FILES = {".dockerignore", "mkdocs.yml", "pyproject.toml", "setup.py", *UPPER}
+FILES = {
+    ".dockerignore",
+    "mkdocs.yml",
+    "pyproject.toml",
+    "setup.py",
+    *(path.name for path in REPOSITORY.glob("[A-Z]*") if path.is_file()),
+}
 
 
 def files_of(root: Path, *folders: str) -> set[str]:
@@ -36,8 +41,8 @@ def built(tmp_path_factory):
     for file in FILES:
         shutil.copy(REPOSITORY / file, tree)
     (tree / "tests/left.pyc").touch()
-    words = ["setup.py", "-q", "sdist", "--dist-dir", root, "build_py", "--build-lib", lib]
-    subprocess.run([sys.executable, *words], cwd=tree, check=True, capture_output=True)
+    words = [sys.executable, "setup.py", "sdist", "-d", root, "build_py", "--build-lib", lib]
+    subprocess.run(words, cwd=tree, check=True, capture_output=True)
     (tree / "tests/left.pyc").unlink()
     with tarfile.open(next(root.glob("*.tar.gz"))) as archive:
         archive.extractall(root, filter="data")
