@@ -2,7 +2,7 @@
 #   beam      Beam workers, and the command that submits a build to them
 #   dataflow  the same on Dataflow, and the launcher of its flex template
 #   trainer   training (the default)
-# The ranges in setup.py say which versions pip installs.
+# The ranges in pyproject.toml say which versions pip installs.
 FROM apache/beam_python3.11_sdk:2.77.0 AS beam-sdk
 FROM gcr.io/dataflow-templates-base/python311-template-launcher-base:20230622_RC00 AS template-launcher
 

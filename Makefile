@@ -8,19 +8,31 @@ EMULATOR_VERSION ?= v1.56.1
 STAMP := $(VENV)/.stamp
 CHECK := import sys; sys.version_info >= (3, 11) or sys.exit(f'{sys.executable} is Python {sys.version.split()[0]}, \
 	expected 3.11 or newer; name one: make PYTHON=python3.11')
+# Compiling takes 70 s of processor time, five times what it saves the first run; without it, each run would lose 20 s here.
+COMPILE := $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode)
+# One per Python: .venv-core for python3, .venv-core-python3.13 for PYTHON=python3.13.
+CORE := .venv-core$(addprefix -,$(filter-out python3,$(notdir $(PYTHON))))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check fmt fmt-check lint types unit slow nightly emulator azurite flink peers frameworks torch torchtpu flink-up flink-down dataflow docs bench clean
+.PHONY: help env env-core demo test test-core check fmt fmt-check lint types unit coverage slow nightly oldest newest emulator azurite flink peers frameworks torch torchtpu flink-up flink-down dataflow docs bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
 
 env: $(STAMP)  ## create the environment in .venv (about 8 GB: the torch wheel brings CUDA)
-$(STAMP): setup.py shardset/version.py
+$(STAMP): pyproject.toml shardset/version.py
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -c "$(CHECK)"
 	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet 'uv>=0.13,<1'  # downloads and unpacks 8 GB in parallel
-	$(PY) -m uv pip install --quiet --python $(PY) -e '.[pipelines,trainer,xla,export,wandb,dev,docs]'
+	$(PY) -m uv pip install --quiet $(COMPILE) --python $(PY) -e '.[pipelines,trainer,xla,export,wandb,dev,docs]'
+	@touch $@
+
+env-core: $(CORE)/.stamp  ## a small environment in .venv-core for the library alone (0.5 GB: no torch, no Beam)
+$(CORE)/.stamp: pyproject.toml shardset/version.py
+	@$(PYTHON) -c '' 2>/dev/null || { echo "$(PYTHON) does not run here; install it, or name another Python with PYTHON=" >&2; exit 1; }
+	@$(PYTHON) -c "$(CHECK)"
+	$(PYTHON) -m venv --without-pip $(CORE)
+	$(PYTHON) -m pip --python $(CORE)/bin/python install --quiet --no-compile --disable-pip-version-check -e '.[test]'
 	@touch $@
 
 demo: env  ## raw images to a trained network in minutes; DATA=cifar10 downloads the real archive
@@ -29,6 +41,14 @@ demo: env  ## raw images to a trained network in minutes; DATA=cifar10 downloads
 test: env  ## all tests but the slow ones; gs:// tests run where Go can build the emulator
 	@if command -v go >/dev/null; then $(MAKE) --no-print-directory emulator; fi
 	$(PY) -m pytest -q -n auto -m "not slow and not nightly$$(test -x $(EMULATOR) || echo ' and not gcs')"
+
+# Needs torch, another library of an adapter, or a server.
+NOT_CORE := $(addprefix --ignore=tests/,shardset/adapters shardset/decode/test_augment.py \
+	shardset/storage/test_faults.py shardset/storage/test_s3.py \
+	pipelines/sources/test_folder.py pipelines/sources/test_huggingface.py pipelines/sources/test_listing.py) \
+	-m "not slow and not nightly and not gcs" -k "not s3 and not torch"
+test-core: env-core  ## the fast tests of the library, in .venv-core; with another Python: PYTHON=python3.13
+	$(CORE)/bin/python -m pytest -q -n auto $(NOT_CORE) tests/shardset
 
 check: env  ## format, lint, types, fast tests
 	@$(MAKE) --no-print-directory -j2 --output-sync fmt-check lint types unit
@@ -57,12 +77,24 @@ NOT_FAST := $(addprefix --ignore=tests/,shardset/decode/test_workers.py trainer/
 unit: env
 	$(PY) -m pytest -q -n auto -m "not slow and not nightly and not gcs" $(FAST) $(NOT_FAST)
 
+coverage: env  ## how much of each folder the fast tests run
+	$(PY) -m pytest -q -n auto -m "not slow and not nightly and not gcs" --cov=shardset --cov=pipelines --cov=trainer --cov-report= $(FAST) $(NOT_FAST)
+	@for folder in $(sort $(dir $(wildcard $(foreach depth,/ /*/,$(addsuffix $(depth)__init__.py,shardset pipelines trainer))))); do \
+		echo "$$($(PY) -m coverage report --format=total --include="$$folder*") %  $$folder"; done
+
 slow: env emulator  ## the slow suites: kills, damage, strategies, README commands
 	$(PY) -m pytest -q -n auto -m "slow and not nightly"
 
-nightly: env emulator azurite flink peers frameworks torch torchtpu  ## Flink, other readers, notebooks, browsers, benchmarks, long waits, TorchTPU, the trainer with the newest torch
+nightly: env emulator azurite flink peers frameworks torch torchtpu oldest newest  ## Flink, other readers, notebooks, browsers, benchmarks, long waits, TorchTPU, the trainer with the newest torch
 	$(PY) -m pytest -q -n auto -m nightly
 	.tools/torch-venv/bin/python -m pytest -q -n auto -m "not slow and not nightly and not gcs" tests/trainer --ignore=tests/trainer/tpu
+
+oldest: RESOLUTION := lowest-direct
+newest: RESOLUTION := highest
+oldest newest: env  ## fast tests of the library and the pipelines with the oldest or the newest libraries that pyproject.toml allows
+	$(PY) -m uv venv --quiet --clear --python $(PY) .tools/$@-venv
+	$(PY) -m uv pip install --quiet --upgrade --resolution $(RESOLUTION) --python .tools/$@-venv -e '.[pipelines,test]'
+	.tools/$@-venv/bin/python -m pytest -q -n auto $(NOT_CORE) tests/shardset tests/pipelines/test_build.py $(filter tests/pipelines/%,$(FAST))
 
 emulator: $(EMULATOR)  ## build the GCS emulator fake-gcs-server (needs Go)
 $(EMULATOR):
@@ -107,4 +139,4 @@ bench: env  ## the benchmarks (hours)
 	for name in scale stream pod index_rows chaos decoding damage build; do $(PY) -m benchmarks.$$name || exit; done
 
 clean:  ## remove what make made, but not the environment
-	rm -rf demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
+	rm -rf demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage *.egg-info build

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.makers.documented import REPOSITORY, lists_of_setup, run
+from tests.makers.documented import REPOSITORY, lists_of_project, run
 
 PACKAGES = ("shardset", "pipelines", "trainer")
 FILES = sorted(
@@ -254,15 +254,15 @@ def test_a_public_class_name_means_one_thing():
 
 
 def requirements() -> dict[str, set[str]]:
-    """The distributions that each package, and a worker, may count on, from setup.py."""
+    """The distributions that each package, and a worker, may count on, from pyproject.toml."""
     lists = {
         name: {re.split(r"[\[<>=; ]", spec)[0].lower() for spec in specs}
-        for name, specs in lists_of_setup().items()
+        for name, specs in lists_of_project().items()
     }
-    base, read = lists["BASE"], lists["BASE"] | lists["READ"]
-    pipelines, trainer = base | lists["PIPELINES"] | lists["SQL"], read | lists["TRAINER"]
-    trainer |= lists["XLA"] | lists["EXPORT"] | lists["WANDB"]
-    both = lists["PIPELINES"] & lists["TRAINER"]  # the templates of both reports
+    base, read = lists["base"], lists["base"] | lists["read"]
+    pipelines, trainer = base | lists["pipelines"] | lists["sql"], read | lists["trainer"]
+    trainer |= lists["xla"] | lists["export"] | lists["wandb"]
+    both = lists["pipelines"] & lists["trainer"]  # the templates of both reports
     return {"shardset": read | both, "pipelines": pipelines, "trainer": trainer, "worker": base}
 
 

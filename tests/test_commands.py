@@ -129,7 +129,7 @@ def make_env(folder: Path, python: str) -> subprocess.CompletedProcess[str]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)
-    for name in ("Makefile", "setup.py", "shardset/version.py"):
+    for name in ("Makefile", "pyproject.toml", "shardset/version.py"):
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copy(REPOSITORY / name, folder / name)
     return subprocess.run(

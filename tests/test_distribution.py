@@ -15,10 +15,13 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 PACKAGES = ("shardset", "pipelines", "trainer")
 FOLDERS = (*PACKAGES, "benchmarks", "docs", "examples", "scripts", "tests")
-FILES = (
-    *(".dockerignore", "CHANGELOG.md", "CONTRIBUTING.md", "Dockerfile", "LICENSE", "README.md"),
-    *("MANIFEST.in", "Makefile", "mkdocs.yml", "pyproject.toml", "setup.py"),
-)
+FILES = {
+    ".dockerignore",
+    "mkdocs.yml",
+    "pyproject.toml",
+    "setup.py",
+    *(path.name for path in REPOSITORY.glob("[A-Z]*") if path.is_file()),
+}
 
 
 def files_of(root: Path, *folders: str) -> set[str]:
@@ -38,8 +41,8 @@ def built(tmp_path_factory):
     for file in FILES:
         shutil.copy(REPOSITORY / file, tree)
     (tree / "tests/left.pyc").touch()
-    words = ["setup.py", "-q", "sdist", "--dist-dir", root, "build_py", "--build-lib", lib]
-    subprocess.run([sys.executable, *words], cwd=tree, check=True, capture_output=True)
+    words = [sys.executable, "setup.py", "sdist", "-d", root, "build_py", "--build-lib", lib]
+    subprocess.run(words, cwd=tree, check=True, capture_output=True)
     (tree / "tests/left.pyc").unlink()
     with tarfile.open(next(root.glob("*.tar.gz"))) as archive:
         archive.extractall(root, filter="data")
@@ -48,7 +51,7 @@ def built(tmp_path_factory):
 
 def test_the_source_distribution_has_all_files_of_the_tree(built):
     tree, source, _ = built
-    expected = files_of(tree, *FOLDERS) | set(FILES)
+    expected = files_of(tree, *FOLDERS) | FILES
     assert {
         "docs/explanation/reader.md",
         "tests/data/shardset/manifest.json",

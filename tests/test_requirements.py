@@ -20,7 +20,7 @@ from pipelines import parsers
 from shardset.errors import ShardsetError, brought_by
 from shardset.format.columns import npy
 from shardset.storage.open import open_storage
-from tests.makers.documented import REPOSITORY, lists_of_setup, start
+from tests.makers.documented import REPOSITORY, lists_of_project, start
 from tests.makers.folders import write_class_folders
 from tests.makers.shardset import image_sample, write_shard_set
 from tests.makers.tars import tar_bytes
@@ -44,11 +44,6 @@ class Hiding:
 sys.meta_path[:] = map(Hiding, sys.meta_path)
 """
 """What looks for libraries finds none of the hidden ones, as if they were not installed."""
-
-
-def requirements(*extras: str) -> list[str]:
-    """The distributions that setup.py names for the base and these extras."""
-    return [spec for name in ("BASE", *extras) for spec in lists_of_setup()[name]]
 
 
 def with_theirs(specs: Iterable[str]) -> set[str]:
@@ -75,10 +70,10 @@ def with_theirs(specs: Iterable[str]) -> set[str]:
     return {name.partition("[")[0] for name in brought}
 
 
-def hidden_by(allowed: set[str]) -> set[str]:
-    """The libraries that are installed here and come with other distributions than the allowed
-    ones.
-    """
+def hidden_without(*extras: str) -> set[str]:
+    """The libraries that are installed here and that neither the base nor these extras bring."""
+    lists = lists_of_project()
+    allowed = with_theirs(spec for name in ("base", *extras) for spec in lists[name])
     libraries = metadata.packages_distributions()
     names = {
         library: {re.sub(r"[-_.]+", "-", name).lower() for name in distributions}
@@ -101,7 +96,7 @@ def run_without(hidden: set[str], folder: Path, *words: str) -> subprocess.Compl
     "words", [("pipelines", "estimate", "--help"), ("trainer", "train", "--help")]
 )
 def test_help_needs_the_base_requirements_only(words, tmp_path):
-    hidden = hidden_by(with_theirs(requirements()))
+    hidden = hidden_without()
     assert {"apache_beam", "torch", "jinja2", "cv2", "scipy"} <= hidden
     assert not hidden & {"numpy", "pyarrow", "PIL", "rich"}
     done = run_without(hidden, tmp_path, *words)
@@ -187,7 +182,7 @@ def test_the_commands_of_an_extra_are_all_that_the_programs_have():
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", COMMANDS)
 def test_an_extra_alone_has_all_that_its_commands_import(extra, place):
-    hidden = hidden_by(with_theirs(requirements(*extra.upper().split(","))))
+    hidden = hidden_without(*extra.split(","))
     heavy = {
         "read": "torch apache_beam jinja2",
         "pipelines": "torch cv2 simplejpeg",

@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -21,12 +22,15 @@ def page(name: str, *, stop: str | None = None) -> str:
     return (REPOSITORY / name).read_text().partition(stop or "\0")[0]
 
 
-def lists_of_setup() -> dict[str, list[str]]:
-    """The distributions that setup.py names for the base and for each extra, by its constants."""
-    lists: dict[str, list[str]] = {}
-    text = page("setup.py")
-    exec(text[text.index("BASE = ") : text.index("setup(\n")], lists)
-    return {name: specs for name, specs in lists.items() if isinstance(specs, list)}
+def lists_of_project() -> dict[str, list[str]]:
+    """The distributions that pyproject.toml names for the base and for each extra."""
+    project = tomllib.loads(page("pyproject.toml"))["project"]
+    lists = {"base": project["dependencies"]}
+    for extra, specs in project["optional-dependencies"].items():
+        lists[extra] = [
+            one for spec in specs for one in lists.get(spec[len("shardset[") : -1], [spec])
+        ]
+    return lists
 
 
 def steps_of(text: str) -> list[tuple[str, str]]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy.io import savemat
 
 from tests.makers.odd_images import jpeg
 from tests.makers.tars import tar_bytes
@@ -89,6 +88,8 @@ def meta(do_compression: bool = True, synsets: Sequence[tuple[object, ...]] = SY
     ]
     table = np.array(synsets, dtype=columns).reshape(-1, 1)
     buffer = io.BytesIO()
+    from scipy.io import savemat  # .venv-core lacks it
+
     savemat(buffer, {"synsets": table}, do_compression=do_compression)
     return buffer.getvalue()
 

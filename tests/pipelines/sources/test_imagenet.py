@@ -225,6 +225,7 @@ def test_a_class_folder_that_grows_after_the_survey_is_noticed(tmp_path):
         (maker.pack_devkit(maker.meta()[:300], b"1\n"), "no table of synsets"),
         (maker.pack_devkit(maker.meta(), b"1\n77\n"), "line 2 is '77', expected an ILSVRC2012_ID"),
     ],
+    ids=range(4),
 )
 def test_a_broken_devkit_is_an_error_that_says_where(tmp_path, packed, says):
     files = maker.archives(maker.images()) | {DEVKIT: packed}

@@ -8,7 +8,6 @@ import threading
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader
 
 import shardset
 from shardset.errors import ConfigError, DamagedShard, ManifestError, UndecodableImage
@@ -112,7 +111,9 @@ def pair(sample):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_it_is_a_map_style_dataset(tmp_path, workers):
+def test_it_is_a_map_style_dataset_of_torch(tmp_path, workers):
+    from torch.utils.data import DataLoader
+
     new_set(png_samples("train", 31, size=8), tmp_path, num_shards=3)
     samples = shardset.open(tmp_path, transform=pair)
     assert samples[0][1] == 0  # opened here, and opened anew in each worker
