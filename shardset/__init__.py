@@ -18,8 +18,9 @@ from shardset.version import __version__
 
 if TYPE_CHECKING:
     from shardset.decode.augment import Chain, RandAugment, RandomErasing, TrivialAugment
-    from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
+    from shardset.decode.crops import CenterCrop, Letterbox, PadCrop, RandomResizedCrop, Resize
     from shardset.decode.image import ImageSpec
+    from shardset.decode.targets import Boxes, Mask, Text
     from shardset.read.disk_cache import DiskCache
     from shardset.stream.mixture import MixedStream, Share
     from shardset.stream.samples import Sample, SampleSet, open
@@ -29,17 +30,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "Boxes",
     "CenterCrop",
     "Chain",
     "DiskCache",
     "ImageSpec",
+    "Letterbox",
     "LoadedSet",
     "Manifest",
+    "Mask",
     "MixedStream",
     "PadCrop",
     "RandAugment",
     "RandomErasing",
     "RandomResizedCrop",
+    "Resize",
     "Sample",
     "SampleSet",
     "Shard",
@@ -49,6 +54,7 @@ __all__ = [
     "Storage",
     "Stream",
     "StreamOptions",
+    "Text",
     "TrivialAugment",
     "Writer",
     "__version__",
@@ -59,8 +65,9 @@ __all__ = [
 
 _READER = {
     "decode.augment": "Chain RandAugment RandomErasing TrivialAugment",
-    "decode.crops": "CenterCrop PadCrop RandomResizedCrop",
+    "decode.crops": "CenterCrop Letterbox PadCrop RandomResizedCrop Resize",
     "decode.image": "ImageSpec",
+    "decode.targets": "Boxes Mask Text",
     "read.disk_cache": "DiskCache",
     "stream.mixture": "MixedStream Share",
     "stream.samples": "Sample SampleSet open",

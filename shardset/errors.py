@@ -111,6 +111,10 @@ class UndecodableImage(SourceError):
         return printable(masked(f"{self.reason}: {self.detail}" if self.detail else self.reason))
 
 
+class BadTarget(UndecodableImage):
+    """A field beside an image gives no target."""
+
+
 class DecoderLost(ShardsetError):
     """A decoding process died."""
 

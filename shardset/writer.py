@@ -101,6 +101,7 @@ class Writer:
         label: int | float | str | None = None,
         key: str | None = None,
         json: Mapping[str, Any] | Sequence[Any] | bytes | None = None,
+        fields: Mapping[str, bytes] | None = None,
         split: str = "train",
     ) -> None:
         """Adds a sample to a split.
@@ -111,6 +112,8 @@ class Writer:
             label: A whole number from 0, also as text or float; None if there is none.
             key: The name of the sample, unique in all splits; by default its number.
             json: A value to store as JSON in the field `json`, or its bytes.
+            fields: What is stored beside the image, by name, byte for byte, such as
+                {"txt": caption.encode(), "mask.png": png}.
             split: The name of the split.
 
         Raises:
@@ -126,19 +129,23 @@ class Writer:
             raise ConfigError(f"{where}: not a key; use up to 72 ASCII letters, digits and _+=-/")
         if key in self._keys:
             raise ConfigError(f"{where}: the key was used before")
-        fields = [_image_field(image, where)]
+        stored = [_image_field(image, where)]
         number = NO_LABEL if label is None else self._number(label, where)
         if number != NO_LABEL:
-            fields.append(("cls", str(number).encode()))
+            stored.append(("cls", str(number).encode()))
         if json is not None:
-            fields.append(("json", json if isinstance(json, bytes) else msgspec.json.encode(json)))
+            stored.append(("json", json if isinstance(json, bytes) else msgspec.json.encode(json)))
+        for name, content in (fields or {}).items():
+            if not naming.is_field(name) or name == "cls" or name in dict(stored):
+                raise ConfigError(f"{where}: {name!r} can't name a field here")
+            stored.append((name, content))
         if split not in self._splits:
             self._refuse(
                 f"{split}/",
                 f"left by a writer or a build that was stopped; remove the folder {split}/",
             )
             self._splits[split] = _SplitWriter(self._create, split, self._size)
-        self._splits[split].add(key, fields, number)
+        self._splits[split].add(key, stored, number)
         self._keys.add(key)
         self._labels[number] += 1
 

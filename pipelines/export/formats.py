@@ -5,6 +5,10 @@ wids: `wids-SPLIT.json` lists the tars with their sizes, for random access by
 
 Hugging Face datasets: the header of `README.md` lists the tars of each split and the columns of a
 sample.
+
+RF-DETR: `SPLIT-index.json` lists the tars and the categories of COCO.
+
+OpenCLIP: `sizes.json` beside the tars has the samples of each.
 """
 
 import json
@@ -76,6 +80,41 @@ def hf_files(manifest: Manifest, prefix: str) -> Iterator[tuple[str, bytes]]:
     yield "README.md", f"---\n{text}---\n\n{words}\n".encode()
 
 
+def rfdetr_files(manifest: Manifest, prefix: str) -> Iterator[tuple[str, bytes]]:
+    """`SPLIT-index.json` for each split; ConfigError for a set without the categories of COCO."""
+    categories = [{"id": info.category_id, "name": info.name} for info in manifest.classes]
+    ids = [category["id"] for category in categories]
+    for name, split in manifest.splits.items():
+        if None in ids or not ids or "json" not in split.fields:
+            raise ConfigError(
+                "rfdetr reads COCO annotations, and this set has none; build it with --source coco"
+            )
+        index = {
+            "version": 1,
+            "split": name,
+            "shards": [prefix + shard.path for shard in split.shards],
+            "num_samples": split.num_samples,
+            "categories": categories,
+            "annotated_category_ids": ids,
+            "category_ids": "remap",
+            "samples_per_shard": [shard.num_samples for shard in split.shards],
+        }
+        yield f"{name}-index.json", f"{json.dumps(index, indent=1)}\n".encode()
+
+
+def openclip_files(manifest: Manifest, prefix: str) -> Iterator[tuple[str, bytes]]:
+    """`sizes.json` in each folder of tars; ConfigError for a split without text."""
+    folders: dict[str, dict[str, int]] = {}
+    for name, split in manifest.splits.items():
+        if {"txt", "json"}.isdisjoint(split.fields):
+            raise ConfigError(f"openclip reads txt or json, and split {name!r} has neither")
+        for shard in split.shards:
+            folder, _, file = shard.path.rpartition("/")
+            folders.setdefault(folder, {})[file] = shard.num_samples
+    for folder, sizes in folders.items():
+        yield f"{folder}/sizes.json", f"{json.dumps(sizes, indent=1)}\n".encode()
+
+
 def _features_of(manifest: Manifest) -> list[dict[str, Any]] | None:
     """The types of the columns, so that the reader need not guess them from the first samples; None
     if unknown.
@@ -93,8 +132,16 @@ def _features_of(manifest: Manifest) -> list[dict[str, Any]] | None:
     return [{"name": name, "dtype": kind} for name, kind in types.items()]
 
 
-FORMATS = {"wids": wids_files, "hf": hf_files}
+FORMATS = {
+    "wids": wids_files,
+    "hf": hf_files,
+    "rfdetr": rfdetr_files,
+    "openclip": openclip_files,
+}
 """Functions that make a reader's files from a manifest and the prefix that leads to its tars."""
 
 TAKE_URLS = ("wids",)
 """The readers that take URLs of tars, not only paths relative to their files."""
+
+BESIDE = ("rfdetr", "openclip")
+"""The readers that look for tars only below their file, or beside it."""

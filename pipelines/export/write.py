@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.export.formats import FORMATS, TAKE_URLS
+from pipelines.export.formats import BESIDE, FORMATS, TAKE_URLS
 from shardset.errors import ConfigError, NotFound
 from shardset.format import manifest as manifests
 from shardset.program import did_you_mean
@@ -82,6 +82,8 @@ def _prefix(url: str, output: str, name: str) -> str:
         return ""
     if is_address(url) and name in TAKE_URLS:
         return f"{url}/"
+    if name in BESIDE:
+        raise ConfigError(f"{name} looks for the tars beside its file; leave --output out")
     if not (is_address(url) or is_address(output)):
         # a link's .. is its target's
         return os.path.relpath(os.path.realpath(url), os.path.realpath(output)) + "/"

@@ -360,3 +360,26 @@ def as_tensors(batch: Batch, *, pin_memory: bool = False) -> dict[str, Any]:
     if pin_memory:
         tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
     return {**batch, **tensors}
+
+
+def as_detections(
+    batch: Batch, name: str = "boxes"
+) -> tuple[list[torch.Tensor], list[dict[str, torch.Tensor]]]:
+    """The images and boxes of a batch as the detection models of torchvision take them.
+
+    Args:
+        batch: A batch with `targets={name: Boxes(...)}`.
+        name: The name of the boxes.
+
+    Returns:
+        Images, float32 [3, size, size] from 0 to 1, and for each image `boxes`, float32 [m, 4], and
+        `labels`, int64 [m]. Faster R-CNN and SSD count the background as class 0: add 1 to the
+        labels for these.
+    """
+    tensors = as_tensors(batch)
+    boxes, labels = tensors[name], tensors[f"{name}_class"]
+    targets = [
+        {"boxes": boxes[row][kept], "labels": labels[row][kept]}
+        for row, kept in enumerate(labels >= 0)
+    ]
+    return list(tensors["image"].permute(0, 3, 1, 2) / 255), targets

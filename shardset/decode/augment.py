@@ -50,6 +50,7 @@ class RandAugment:
         magnitude_std: Standard deviation of a normal draw around `magnitude`.
         probability: With which each drawn operation is applied, 0 to 1.
         increasing: Uses timm's operations whose effect grows with the magnitude (`inc1`).
+        geometric: With False no operation moves pixels: no rotation, shear or translation.
 
     Raises:
         ConfigError: A value is out of range.
@@ -67,6 +68,7 @@ class RandAugment:
     magnitude_std: float = 0.0
     probability: float = 0.5
     increasing: bool = False
+    geometric: bool = True
 
     def __post_init__(self) -> None:
         if (
@@ -83,6 +85,11 @@ class RandAugment:
         """Changes `image` of a row, uint8 [height, width, 3], in place; returns the row."""
         return _apply(row, self.draw(rng))
 
+    @property
+    def moves_pixels(self) -> bool:
+        """Whether targets beside the image would no longer fit."""
+        return self.geometric
+
     def draw(self, rng: np.random.Generator) -> list[Drawn]:
         """The operations that an image gets.
 
@@ -93,6 +100,8 @@ class RandAugment:
             (operation, level of 0 to 1, whether a signed level is negated) for each.
         """
         table = operations.RAND_INCREASING if self.increasing else operations.RAND
+        if not self.geometric:
+            table = tuple(each for each in table if each.name not in operations.GEOMETRIC)
         chosen = []
         for _ in range(self.num_ops):
             # Always the same draws, so that an operation left out moves no other.
@@ -119,6 +128,8 @@ class TrivialAugment:
         ...     "shards", "train", batch_size=8, image_size=32, transform=shardset.TrivialAugment()
         ... )
     """
+
+    moves_pixels = True
 
     def __call__(self, row: Row, rng: np.random.Generator) -> Row:
         """Changes `image` of a row, uint8 [height, width, 3], in place; returns the row."""
@@ -210,6 +221,11 @@ class Chain:
     """
 
     transforms: tuple[Callable[[Row, np.random.Generator], Mapping[str, Any]], ...]
+
+    @property
+    def moves_pixels(self) -> bool:
+        """Whether one of the transforms does."""
+        return any(getattr(each, "moves_pixels", False) for each in self.transforms)
 
     def __call__(self, row: Row, rng: np.random.Generator) -> Row:
         """The row that the last transform returns."""

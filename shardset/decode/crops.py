@@ -22,12 +22,13 @@ from shardset.format.images import MAX_PIXELS
 NUM_TRIES = 10
 INTERPOLATIONS = {
     "area": None,
+    "linear": None,
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
-"""How `CenterCrop` resizes: by OpenCV's averages of areas, or by a filter of Pillow's, as
-torchvision and timm do.
+"""How a crop resizes: by OpenCV's averages of areas, by its linear interpolation, which is seven
+times as fast and good enough to train on, or by a filter of Pillow's, as torchvision and timm do.
 """
 _FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}
 """OpenCV's flip that makes an image upright, by EXIF orientation; from 5 on after it is transposed.
@@ -49,15 +50,44 @@ class Box(NamedTuple):
 class Region(NamedTuple):
     """What a crop needs of one image, and how that fills a row.
 
-    `box` is a window of the full-size image; None is all of it. The image may be decoded smaller,
-    with at least the height and width of `least`. `put(row, pixels)` fills a row from the pixels of
-    the box and allocates `num_bytes`.
+    `box` is a window of the full-size image; None is all of it. It becomes `target` in the row,
+    which may reach beyond the row. The image may be decoded smaller, with at least the height and
+    width of `least`. `put(row, pixels)` fills a row from the pixels of the box and allocates
+    `num_bytes`.
     """
 
     box: Box | None
+    target: Box
     least: tuple[int, int]
     put: Callable[[np.ndarray, np.ndarray], object]
     num_bytes: int = 0
+
+
+class Placement(NamedTuple):
+    """Where an upright image of (height, width) lies in a row of a size, which may be mirrored."""
+
+    image_size: tuple[int, int]
+    region: Region
+    row_size: int
+    is_mirrored: bool
+
+    @property
+    def box(self) -> Box:
+        """The window of the image that the row shows."""
+        return self.region.box or Box(0, 0, *self.image_size)
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """From points (x, y, 1) of the upright image to points of the row: float64 [2, 3].
+
+        Points are those of OpenCV and kornia with pixel edges: (0, 0) is a corner of the image.
+        """
+        (top, left, height, width), target = self.box, self.region.target
+        x, y = target.width / width, target.height / height
+        matrix = np.array([[x, 0, target.left - left * x], [0, y, target.top - top * y]])
+        if self.is_mirrored:
+            matrix[0] = -matrix[0, 0], 0, self.row_size - matrix[0, 2]
+        return matrix
 
 
 class Crop(ABC):
@@ -106,6 +136,8 @@ class RandomResizedCrop(Crop):
     Args:
         scale: The smallest and the largest share of the image's area that a window has.
         ratio: The smallest and the largest aspect of a window, width to height.
+        interpolation: How it is resized: "linear" (OpenCV's; areas beyond a factor of 2), "area",
+            or a filter of Pillow's: "bilinear", "bicubic", "lanczos".
 
     Raises:
         ConfigError: A range is not (low, high) with 0 < low <= high.
@@ -118,8 +150,10 @@ class RandomResizedCrop(Crop):
 
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    interpolation: str = "linear"
 
     def __post_init__(self) -> None:
+        _check_interpolation(self.interpolation)
         for name, ends in (("scale", self.scale), ("ratio", self.ratio)):
             try:
                 low, high = ends
@@ -138,12 +172,7 @@ class RandomResizedCrop(Crop):
 
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
         box = random_box(self, *image_size, drawn)
-        ratio = max(size / box.height, size / box.width)
-        # Linear is seven times faster than area and good enough to train on.
-        put = partial(_resize_into, by_area=False)
-        return Region(
-            box, (math.ceil(image_size[0] * ratio), math.ceil(image_size[1] * ratio)), put
-        )
+        return _resized(image_size, Box(0, 0, size, size), size, self.interpolation, box=box)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +201,7 @@ class CenterCrop(Crop):
 
     def __post_init__(self) -> None:
         require_int("resize", self.resize)
-        if self.interpolation not in INTERPOLATIONS:
-            raise ConfigError(
-                f"interpolation is {self.interpolation!r}, expected one of"
-                f" {', '.join(INTERPOLATIONS)}"
-            )
+        _check_interpolation(self.interpolation)
 
     def check(self, size: int) -> None:
         if self.resize < size:
@@ -185,8 +210,6 @@ class CenterCrop(Crop):
             )
 
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
-        if image_size == (size, size) and self.resize == size:
-            return _UNCHANGED
         height, width = short_side(*image_size, self.resize)
         if height * width > MAX_PIXELS:
             raise UndecodableImage(
@@ -194,16 +217,57 @@ class CenterCrop(Crop):
                 f" a shorter side of {self.resize}, more than {MAX_PIXELS}; crop it before it is"
                 " stored"
             )
-        num_bytes = 3 * height * width
-        if (resample := INTERPOLATIONS[self.interpolation]) is not None:
-            # Pillow copies the image, into 4 bytes a pixel, and resizes one dimension, then the
-            # other.
-            num_bytes += 4 * (math.prod(image_size) + image_size[0] * width + height * width)
-        put = partial(_put_centre, (height, width), resample=resample)
-        return Region(None, (height, width), put, num_bytes)
+        top, left = round((height - size) / 2), round((width - size) / 2)
+        return _resized(image_size, Box(-top, -left, height, width), size, self.interpolation)
 
     def keeps_size(self, size: int) -> bool:
         return self.resize == size
+
+
+@dataclass(frozen=True, slots=True)
+class Resize(Crop):
+    """The complete image, stretched to the row.
+
+    Args:
+        interpolation: As in RandomResizedCrop.
+
+    Raises:
+        ConfigError: There is no such interpolation.
+    """
+
+    interpolation: str = "area"
+
+    def __post_init__(self) -> None:
+        _check_interpolation(self.interpolation)
+
+    def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
+        return _resized(image_size, Box(0, 0, size, size), size, self.interpolation)
+
+
+@dataclass(frozen=True, slots=True)
+class Letterbox(Crop):
+    """The complete image, resized until it fits, in the middle of the row.
+
+    Args:
+        fill: The level of the rest of the row, 0 to 255.
+        interpolation: As in RandomResizedCrop.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    fill: int = 114
+    interpolation: str = "area"
+
+    def __post_init__(self) -> None:
+        _check_interpolation(self.interpolation)
+        if not 0 <= require_int("fill", self.fill) <= 255:
+            raise ConfigError(f"fill is {self.fill}, expected 0 to 255")
+
+    def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
+        height, width = (max(1, round(side * size / max(image_size))) for side in image_size)
+        target = Box((size - height) // 2, (size - width) // 2, height, width)
+        return _resized(image_size, target, size, self.interpolation, self.fill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +298,16 @@ class PadCrop(Crop):
         return 2  # the position of the window
 
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
-        return Region(None, (0, 0), partial(self._put, drawn))
+        padding, (height, width) = self.padding, image_size
+        down, right = height + 2 * padding - size, width + 2 * padding - size
+        if min(down, right) < 0:
+            raise UndecodableImage(
+                f"its {height} x {width} pixels with {padding} around them are fewer than the"
+                f" crop's {size}; use RandomResizedCrop or CenterCrop"
+            )
+        top, left = int(drawn[1] * (down + 1)), int(drawn[2] * (right + 1))
+        target = Box(padding - top, padding - left, height, width)
+        return Region(None, target, (0, 0), partial(_put, target=target))
 
     def keeps_size(self, size: int) -> bool:
         return True
@@ -259,20 +332,6 @@ class PadCrop(Crop):
             numbers = np.arange(len(ids[chunk]))
             windows[numbers, self.padding, self.padding] = images[ids[chunk]]
             crops[slots[chunk]] = windows[numbers, offsets[chunk, 0], offsets[chunk, 1]]
-
-    def _put(self, drawn: np.ndarray, row: np.ndarray, image: np.ndarray) -> None:
-        """Raises UndecodableImage if the image is too small."""
-        padding, (height, width) = self.padding, image.shape[:2]
-        down, right = height + 2 * padding - row.shape[0], width + 2 * padding - row.shape[1]
-        if min(down, right) < 0:
-            raise UndecodableImage(
-                f"its {height} x {width} pixels with {padding} around them are fewer than the"
-                f" crop's {row.shape[0]}; use RandomResizedCrop or CenterCrop"
-            )
-        padded = np.zeros((height + 2 * padding, width + 2 * padding, 3), np.uint8)
-        padded[padding : padding + height, padding : padding + width] = image
-        top, left = int(drawn[1] * (down + 1)), int(drawn[2] * (right + 1))
-        row[:] = padded[top : top + row.shape[0], left : left + row.shape[1]]
 
 
 def random_box(crop: RandomResizedCrop, height: int, width: int, drawn: np.ndarray) -> Box:
@@ -341,32 +400,59 @@ class _Frames(threading.local):
 _frames = _Frames()
 
 
-def _put_unchanged(row: np.ndarray, pixels: np.ndarray) -> None:
-    row[:] = pixels  # for a small image, np.copyto takes a fifth longer
+def _check_interpolation(name: str) -> None:
+    if name not in INTERPOLATIONS:
+        raise ConfigError(f"interpolation is {name!r}, expected one of {', '.join(INTERPOLATIONS)}")
 
 
-_UNCHANGED = Region(None, (0, 0), _put_unchanged)
+def _resized(
+    image_size: tuple[int, int],
+    target: Box,
+    size: int,
+    interpolation: str,
+    fill: int = 0,
+    box: Box | None = None,
+) -> Region:
+    """The region that resizes a box of an image, or all of it, to its target."""
+    height, width = image_size if box is None else box[2:]
+    ratio = max(target.height / height, target.width / width)
+    least = math.ceil(image_size[0] * ratio), math.ceil(image_size[1] * ratio)
+    num_bytes = 0 if target == (0, 0, size, size) else 3 * target.height * target.width
+    if INTERPOLATIONS[interpolation] is not None:
+        # Pillow copies the image, into 4 bytes a pixel, and resizes one dimension, then the other.
+        num_bytes += 4 * (height * width + height * target.width + target.height * target.width)
+    put = partial(_put, target=target, interpolation=interpolation, fill=fill)
+    return Region(box, target, least, put, num_bytes)
 
 
-def _put_centre(
-    resized: tuple[int, int],
-    row: np.ndarray,
-    pixels: np.ndarray,
-    resample: Image.Resampling | None,
+def _put(
+    row: np.ndarray, pixels: np.ndarray, target: Box, interpolation: str = "area", fill: int = 0
 ) -> None:
-    if resized != pixels.shape[:2]:
-        if resample is None:
-            pixels = _resize_into(np.empty((*resized, 3), np.uint8), pixels, by_area=True)
-        else:
-            pixels = np.asarray(Image.fromarray(pixels).resize(resized[::-1], resample))
-    top, left = round((resized[0] - row.shape[0]) / 2), round((resized[1] - row.shape[1]) / 2)
-    row[:] = pixels[top : top + row.shape[0], left : left + row.shape[1]]
+    """Fills a row with pixels that are resized to `target`, and with `fill` where that is not."""
+    top, left, height, width = target
+    covers = top <= 0 and left <= 0 and top + height >= len(row) and left + width >= len(row)
+    if pixels.shape[:2] != (height, width):
+        is_row = covers and height == width == len(row)
+        out = row if is_row else np.empty((height, width, 3), np.uint8)
+        pixels = _resize_into(out, pixels, interpolation)
+        if is_row:
+            return
+    if covers:
+        row[:] = pixels[-top : len(row) - top, -left : len(row) - left]
+        return
+    row[:] = fill
+    inside = row[max(0, top) : max(0, top + height), max(0, left) : max(0, left + width)]
+    inside[:] = pixels[max(0, -top) :, max(0, -left) :][: inside.shape[0], : inside.shape[1]]
 
 
-def _resize_into(out: np.ndarray, image: np.ndarray, *, by_area: bool) -> np.ndarray:
+def _resize_into(out: np.ndarray, image: np.ndarray, interpolation: str) -> np.ndarray:
     import cv2
 
+    if (resample := INTERPOLATIONS[interpolation]) is not None:
+        out[:] = np.asarray(Image.fromarray(image).resize(out.shape[1::-1], resample))
+        return out
     # Beyond a factor of 2, linear would skip pixels.
     is_small = image.shape[0] < 2 * out.shape[0] and image.shape[1] < 2 * out.shape[1]
-    interpolation = cv2.INTER_LINEAR if is_small and not by_area else cv2.INTER_AREA
-    return cv2.resize(image, (out.shape[1], out.shape[0]), dst=out, interpolation=interpolation)
+    by_area = interpolation == "area" or not is_small
+    how = cv2.INTER_AREA if by_area else cv2.INTER_LINEAR
+    return cv2.resize(image, (out.shape[1], out.shape[0]), dst=out, interpolation=how)

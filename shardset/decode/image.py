@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from shardset.decode import jpeg, png
-from shardset.decode.crops import Box, Crop, RandomResizedCrop, turned
+from shardset.decode.crops import Box, Crop, Placement, RandomResizedCrop, turned
 from shardset.decode.jpeg_restart import Grid, grid_of
 from shardset.errors import ConfigError, require_int
 from shardset.format.images import background as backgrounds
@@ -37,6 +37,9 @@ orientation to undo.
 
 A plain tuple, for speed.
 """
+
+MIRRORED_BELOW = 0.5
+"""Images whose first draw is less are mirrored."""
 
 _UNLIMITED: AbstractContextManager[None] = nullcontext()
 
@@ -96,25 +99,48 @@ class ImageSpec:
 
 
 def draws(
-    spec: ImageSpec, seed: int, epoch: int, rows: np.ndarray, lanes: np.ndarray
+    spec: ImageSpec,
+    seed: int,
+    epoch: int,
+    rows: np.ndarray,
+    lanes: np.ndarray,
+    first: int = 0,
+    times: int = 1,
 ) -> np.ndarray:
-    """Uniform numbers in [0, 1) for each slot: float64 [n, m]; column 0 is the flip, the others are
-    the crop's.
+    """Uniform numbers in [0, 1) for each slot: float64 [n, times * m], the draws of the slot from
+    number `first` on. Of each m, the first is the flip, the others are the crop's.
     """
-    keys = slot_key(seed, epoch, rows[:, None], lanes[:, None], np.arange(1 + spec.crop.num_draws))
+    numbers = np.arange(first, first + times * (1 + spec.crop.num_draws))
+    keys = slot_key(seed, epoch, rows[:, None], lanes[:, None], numbers)
     return (keys >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def decode_into(row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray) -> None:
-    """Decodes and crops one image into `row`, uint8 [size, size, 3]; raises UndecodableImage."""
+def decode_into(row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray) -> Placement:
+    """Decodes and crops one image into `row`, uint8 [size, size, 3]; raises UndecodableImage.
+
+    It lies where the result says once it is mirrored as `flip="pixels"` asks.
+    """
     header = _read_header(data, spec.upright)
-    region = spec.crop.region(upright_size(header[1], header[3]), row.shape[0], drawn)
+    size = upright_size(header[1], header[3])
+    region = spec.crop.region(size, row.shape[0], drawn)
     with _memory_for(data, header, spec.decoded_bytes, region.num_bytes):
         if region.box is None:
             pixels = _decode_whole(data, header, region.least, spec.background)
         else:
             pixels = _decode_box(data, header, region.box, region.least, spec.background)
         region.put(row, pixels)
+    return Placement(
+        size, region, spec.size, spec.flip == "pixels" and bool(drawn[0] < MIRRORED_BELOW)
+    )
+
+
+def crop_into(row: np.ndarray, pixels: np.ndarray, spec: ImageSpec, drawn: np.ndarray) -> None:
+    """Crops a decoded image, uint8 [height, width, 3], into `row`; raises UndecodableImage."""
+    region = spec.crop.region(pixels.shape[:2], spec.size, drawn)
+    if region.box is not None:
+        top, left, height, width = region.box
+        pixels = pixels[top : top + height, left : left + width]
+    region.put(row, pixels)
 
 
 def decode(

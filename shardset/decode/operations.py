@@ -91,6 +91,10 @@ def _enhance(
     return enhanced
 
 
+GEOMETRIC = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+"""The operations that move pixels."""
+
+
 def _geometric(rotate: float, shear: float, translate: Value) -> tuple[Operation, ...]:
     def turn(image: Image.Image, degrees: float) -> Image.Image:
         return image.rotate(degrees, Image.Resampling.BILINEAR, fillcolor=FILL)

@@ -23,7 +23,9 @@ from shardset.storage.base import Storage
 SOURCE: Final = "column"
 """The `provenance.source` of the manifest of a column."""
 
-BATCH_NAMES: Final = frozenset({"image", "label", "weight", "id", "flip", "key", "source"})
+BATCH_NAMES: Final = frozenset(
+    {"image", "label", "weight", "id", "flip", "key", "source", "matrix", "orig_size"}
+)
 """Names that a batch has already, so no column; `source` is the number of the shard set in a
 mixture.
 """

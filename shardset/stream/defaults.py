@@ -30,8 +30,11 @@ def preset(name: ImagePreset, size: int) -> ImageSpec:
     return ImageSpec(size=size, crop=CenterCrop(int(size / _EVAL_SHARE)))
 
 
-def choose_image(image: ImageChoice, image_size: int | None, seed: int | None) -> ImageSpec | None:
-    """The ImageSpec that the arguments mean; `auto` is the preset that suits the order.
+def choose_image(
+    image: ImageChoice, image_size: int | None, seed: int | None, *, has_views: bool = False
+) -> ImageSpec | None:
+    """The ImageSpec that the arguments mean; `auto` is the preset that suits the order, or None
+    where there are views.
 
     Raises ConfigError where they contradict each other or leave the size open.
     """
@@ -40,6 +43,8 @@ def choose_image(image: ImageChoice, image_size: int | None, seed: int | None) -
             f"image is {image!r}, expected 'train', 'eval', an ImageSpec, or None to decode nothing"
         )
     if image_size is None:
+        if has_views and image == "auto":
+            return None
         if isinstance(image, str):
             what = "" if image == "auto" else f" of image={image!r}"
             raise ConfigError(

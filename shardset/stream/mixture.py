@@ -123,7 +123,10 @@ class MixedStream:
                 " Stream"
             )
         self._shares, self._seed, self._budget_bytes = shares, seed, budget_bytes
-        self._image, self._options = choose_image(image, image_size, seed), options
+        self._image, self._options = (
+            choose_image(image, image_size, seed, has_views="views" in options),
+            options,
+        )
         self._global_batch_size, self._rank, self._world_size = global_batch_size, rank, world_size
         self._num_lanes = None if num_lanes is None else require_int("num_lanes", num_lanes)
         num_samples = max(1, global_batch_size // options.get("augment_repeats", 1))

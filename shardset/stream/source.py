@@ -91,7 +91,7 @@ def open_source(spec: StreamSpec) -> StreamSource:
     order = fit_order(split.shard_sizes, spec, stored_bytes=stored_bytes, view=view.selection)
     if spec.part is None:  # a mixture warns for all of its sets
         warn_of_shared_lanes(order.num_lanes, spec.global_batch_size, spec.rank, spec.world_size)
-    image_bytes = 3 * spec.image.size**2 if spec.image else 0
+    image_bytes = sum(getattr(rows, "nbytes", 0) for rows in spec.empty_rows(1).values())
     memory = fit_memory(
         order,
         spec,
@@ -119,7 +119,7 @@ def open_source(spec: StreamSpec) -> StreamSource:
 def open_decode_aids(source: StreamSource) -> DecodeAids:
     """The cache if all images fit the budget, and the processes if there are many small images."""
     spec, num_images = source.spec, source.split.num_samples
-    if spec.image is None:
+    if spec.image is None or spec.follows_crop:
         return DecodeAids()
     cache, kept = None, None
     has_workers = (
@@ -153,13 +153,12 @@ def warn_of_shared_lanes(
 
 
 def _check_fields(stored: Sequence[str], spec: StreamSpec) -> None:
-    missing = [name for name in spec.fields if name not in stored]
+    read = [*spec.fields, *(target.field for target in spec.targets.values())]
+    missing = [name for name in read if name not in stored]
     if missing:
         raise ConfigError(f"no field {missing[0]!r} in this split; it has {', '.join(stored)}")
-    names = [*spec.fields, *spec.columns]
+    names = [*spec.fields, *spec.columns, *spec.targets, *spec.views]
     if reserved := [name for name in names if name in BATCH_NAMES or names.count(name) > 1]:
-        raise ConfigError(
-            f"a batch already has a {reserved[0]!r}; use another name for that field or column"
-        )
-    if spec.image is not None and FIELD_OF_EXTENSION.keys().isdisjoint(stored):
+        raise ConfigError(f"a batch already has a {reserved[0]!r}; use another name for that one")
+    if spec.decodes and FIELD_OF_EXTENSION.keys().isdisjoint(stored):
         raise ConfigError(f"this split has no images, only {', '.join(stored)}; use image=None")

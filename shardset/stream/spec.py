@@ -3,12 +3,13 @@
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 import numpy as np
 
 from shardset.decode.image import ImageSpec
+from shardset.decode.targets import Target
 from shardset.errors import ConfigError, require_int
 from shardset.format.manifest import LoadedSet, SetUrl
 from shardset.order.budget import PREFETCH, OrderOptions
@@ -35,6 +36,8 @@ Batch = dict[str, Any]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 BadSamples = Literal["raise", "mask"]
 
 RowTransform = Callable[[dict[str, Any], np.random.Generator], Mapping[str, Any]]
@@ -55,6 +58,9 @@ class MixedOptions(TypedDict, total=False):
     prefetch: int
     disk_cache: DiskCache | None
     transform: RowTransform | None
+    targets: Mapping[str, Target]
+    views: Mapping[str, tuple[int, ImageSpec]]
+    with_matrix: bool
 
 
 class StreamOptions(MixedOptions, total=False):
@@ -96,6 +102,9 @@ class StreamSpec(OrderOptions):
     prefetch: int = PREFETCH
     disk_cache: DiskCache | None = None
     transform: RowTransform | None = None
+    targets: Mapping[str, Target] = field(default_factory=dict)
+    views: Mapping[str, tuple[int, ImageSpec]] = field(default_factory=dict)
+    with_matrix: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.manifest_url, LoadedSet):
@@ -130,7 +139,30 @@ class StreamSpec(OrderOptions):
         for name in ("fields", "columns"):
             if isinstance(value := getattr(self, name), str):
                 raise ConfigError(f"{name} is {value!r}, expected several, such as ({value!r},)")
-        if self.seed is None and self.image is not None and self.image.is_random:
+        self._check_crops()
+
+    def _check_crops(self) -> None:
+        """Raises ConfigError where views, targets and transform do not go together."""
+        for name, view in self.views.items():
+            number, image = view
+            if require_int(f"the number of views {name!r}", number) < 1 or image.flip is True:
+                raise ConfigError(
+                    f"views {name!r} are {view}, expected a number of at least 1 and an ImageSpec"
+                    " with flip False or 'pixels'"
+                )
+        if len({(one.background, one.upright) for _, one in self.views.values()}) > 1:
+            raise ConfigError("views differ in background or upright; give all the same")
+        if self.views and self.image is not None:
+            raise ConfigError("image and views are both given; name the image's crop as a view")
+        if self.follows_crop and self.image is None:
+            raise ConfigError("targets and with_matrix follow the crop of `image`; give image")
+        if self.targets and getattr(self.transform, "moves_pixels", False):
+            raise ConfigError(
+                f"{self.transform} moves pixels and not the targets; use RandAugment("
+                "geometric=False), or move both in a transform"
+            )
+        images = [self.image] if self.image else [image for _, image in self.views.values()]
+        if self.seed is None and any(image.is_random for image in images):
             raise ConfigError(
                 "the stored order (seed None) takes no random crop or flip; use CenterCrop, or give"
                 " a seed"
@@ -146,6 +178,31 @@ class StreamSpec(OrderOptions):
         )
 
     @property
+    def decodes(self) -> bool:
+        """Whether the stream decodes images."""
+        return self.image is not None or bool(self.views)
+
+    @property
+    def follows_crop(self) -> bool:
+        """Whether something in the batch depends on where the image lies in its row."""
+        return self.with_matrix or bool(self.targets)
+
+    def empty_rows(self, num_rows: int) -> Batch:
+        """What decoding fills, as it is in a bad sample: black images, no targets."""
+        rows: Batch = {}
+        if self.image is not None:
+            size = self.image.size
+            rows["image"] = np.zeros((num_rows, size, size, 3), np.uint8)
+            for name, target in self.targets.items():
+                rows |= {name + end: empty for end, empty in target.empty(num_rows, size).items()}
+        if self.with_matrix:
+            rows["matrix"] = np.zeros((num_rows, 2, 3), np.float32)
+            rows["orig_size"] = np.zeros((num_rows, 2), np.int32)
+        for name, (number, image) in self.views.items():
+            rows[name] = np.zeros((num_rows, number, image.size, image.size, 3), np.uint8)
+        return rows
+
+    @property
     def keeps_images(self) -> bool:
         """Whether decoded images may be kept: for a random crop that does not resize, where nothing
         else is read.
@@ -153,7 +210,7 @@ class StreamSpec(OrderOptions):
         Evaluation sees each image once, so it keeps none.
         """
         image = self.image
-        if image is None or self.fields or self.columns or self.with_key:
+        if image is None or self.fields or self.columns or self.with_key or self.follows_crop:
             return False
         return image.crop.num_draws > 0 and image.crop.keeps_size(image.size)
 

@@ -73,6 +73,13 @@ class Stream:
             `key` as str, a field as bytes or None. `rng` is a NumPy generator that depends on seed,
             epoch, sample and repeat. Return a dict: arrays and numbers of one shape and type are
             stacked to [n, ...], other values become a list. `id` and `weight` keep their values.
+        targets: Stored fields beside the image that follow its crop, by their name in the batch:
+            Boxes, Mask, Text.
+        views: Several crops of each image, in place of `image`: their number and an ImageSpec by
+            name, such as {"local": (6, ImageSpec(size=96))}; a name gives uint8 [n, number, size,
+            size, 3]. Each crop has its own draws.
+        with_matrix: Adds `matrix` float32 [n, 2, 3], from points (x, y, 1) of the upright image to
+            points of the row, and `orig_size` int32 [n, 2], height and width of that image.
         part: Consecutive slots of the global batch, in place of the even share of `rank`.
         num_lanes: Equal parts of an epoch that are read at the same time; L in
             docs/explanation/order.md. It divides the global batch and is part of the order. None
@@ -135,7 +142,7 @@ class Stream:
             rank=rank,
             world_size=world_size,
             seed=seed,
-            image=choose_image(image, image_size, seed),
+            image=choose_image(image, image_size, seed, has_views="views" in options),
             **options,
         )
         self._asked = spec
@@ -175,6 +182,7 @@ class Stream:
         - `flip`: bool [n]; the images that your device must mirror, with `ImageSpec(flip=True)`.
         - `key`: n str in a list, with `with_key=True`.
         - each of `fields`: n bytes in a list; None if a sample lacks the field.
+        - each of `targets`, `views`, `matrix` and `orig_size`: see these options.
         - each of `columns`: an array [n, ...], or n bytes in a list; NaN or `b""` for a missing
           value.
         - each name that `transform` returns: an array [n, ...], or n values in a list.

@@ -74,3 +74,12 @@ def test_a_set_shows_its_bad_input_and_its_damage(printed):
     assert "train 1412 samples in 4 shards" in printed[3]
     assert printed[6].startswith("DamagedShard: ")
     assert "exit code 1" in printed[7]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("printed", ["detection"], indirect=True)
+def test_a_detector_learns(printed):
+    precisions = [float(line.split()[-1]) for line in printed[-1].splitlines()]
+    assert len(precisions) == 12
+    assert max(precisions[-4:]) > 0.3
+    assert max(precisions[-4:]) > precisions[0]

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import shardset
 from scripts import venvs
 from shardset.storage.open import open_storage
 from tests.makers.documented import REPOSITORY, start
-from tests.makers.shardset import png_samples, write_shard_set
+from tests.makers.shardset import pixels, png_samples, write_shard_set
 
 PROGRAMS = (REPOSITORY / "examples/frameworks").glob("*.py")
 RECIPES = {path.stem.removeprefix("with_"): path.read_text() for path in PROGRAMS}
@@ -136,8 +137,8 @@ def python() -> str:
 
 
 def test_every_recipe_is_run() -> None:
-    assert RECIPES.keys() == CASES.keys()
-    assert re.findall(r"/with_(\w+)\.py", PAGE) == list(CASES)
+    assert RECIPES.keys() == {*CASES, "open_clip"}
+    assert re.findall(r"/with_(\w+)\.py", PAGE) == [*CASES, "open_clip"]
 
 
 @pytest.mark.nightly
@@ -173,6 +174,38 @@ def test_accelerate_may_not_divide_a_share_again(python: str, tmp_path: Path) ->
     done = start_recipe([python, *TORCHRUN], tmp_path)
     assert done.returncode != 0
     assert "DataLoaderDispatcher divides batches among the processes" in done.stderr
+
+
+OPEN_CLIP = """
+import types
+import open_clip
+from with_open_clip import VirtualEpochs
+
+seen = []
+tokenizer = lambda texts: seen.extend(texts) or open_clip.get_tokenizer("ViT-S-32-alt")(texts)
+args = types.SimpleNamespace(
+    train_data="shards", batch_size=8, rank=0, world_size=1, train_num_samples=16
+)
+data = VirtualEpochs(args, open_clip.image_transform(32, is_train=True), True, 0, tokenizer)
+for epoch in (0, 2, 1, 3):
+    data.set_epoch(epoch)
+    for images, texts in data.dataloader:
+        assert images.shape == (8, 3, 32, 32) and texts.shape == (8, 77)
+assert data.dataloader.num_batches == 2 and len(seen) == 64
+assert sorted(seen[:48]) == sorted(f"picture {number}" for number in range(48))
+"""
+
+
+@pytest.mark.nightly
+def test_virtual_epochs_of_open_clip_see_each_caption_once(python: str, tmp_path: Path) -> None:
+    with shardset.Writer(tmp_path / "shards", samples_per_shard=16) as writer:
+        for number in range(NUM_SAMPLES):
+            text = f"picture {number}".encode()
+            writer.write(image=pixels(number, 40, 40), fields={"txt": text})
+    folder = REPOSITORY / "examples/frameworks"
+    paths = os.pathsep.join([str(folder), str(REPOSITORY)])
+    done = start([python, "-c", OPEN_CLIP], tmp_path, **ENVIRONMENT, PYTHONPATH=paths)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def write_recipe(name: str, model: str, folder: Path) -> None:

@@ -85,10 +85,10 @@ SetUrl = str | os.PathLike[str] | LoadedSet
 
 def load_set(url: SetUrl) -> LoadedSet:
     """The set at a URL; that itself if it is loaded already."""
-    return url if isinstance(url, LoadedSet) else load(os.fspath(url))
+    return url if isinstance(url, LoadedSet) else load(url)
 
 
-def load(url: str) -> LoadedSet:
+def load(url: str | os.PathLike[str]) -> LoadedSet:
     """Reads the manifest of a set; no shard and no index.
 
     Args:
@@ -111,6 +111,7 @@ def load(url: str) -> LoadedSet:
         (20, 2, 'train/train-000000.tar')
         >>> stream = shardset.Stream(loaded, "train", batch_size=8, image_size=32)
     """
+    url = os.fspath(url)
     if url.endswith(".parquet"):
         return _load_view(url)
     storage, name = (

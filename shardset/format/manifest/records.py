@@ -25,11 +25,13 @@ class ClassInfo(Record, frozen=True, kw_only=True):
         label: Its number, from 0.
         name: Its name.
         wnid: Its WordNet id; None if it has none.
+        category_id: Its number in COCO's files; None if it has none.
     """
 
     label: Count
     name: str
     wnid: str | None = None
+    category_id: int | None = None
 
 
 class Split(Record, frozen=True, kw_only=True):

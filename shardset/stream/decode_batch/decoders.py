@@ -39,9 +39,11 @@ class BatchDecoder:
             num_threads = 0
         else:
             num_threads = spec.num_decode_threads
-            self._num_slices = 1 if spec.image is None else SLICES_PER_THREAD * num_threads
+            self._num_slices = SLICES_PER_THREAD * num_threads
+            if not spec.decodes:
+                self._num_slices = 1
         if num_threads:
-            begin = None if spec.image is None else use_one_opencv_thread
+            begin = None if not spec.decodes else use_one_opencv_thread
             self._pool = ThreadPoolExecutor(num_threads, "shardset-decode", initializer=begin)
 
     @property

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from shardset.decode.image import MIRRORED_BELOW
 from shardset.errors import ConfigError
 from shardset.order.permutation import Purpose, hash64
 from shardset.stream.decode_batch.decoders import BatchDecoder, even_slices
@@ -64,7 +65,10 @@ class DecodeAndFinish:
         for future in filled:
             future.result()
         if self._spec.image is not None and self._spec.image.flip == "pixels":
-            mirror(step.batch["image"], [slot for slot in slots if step.drawn[slot, 0] < 0.5])
+            mirror(
+                step.batch["image"],
+                [slot for slot in slots if step.drawn[slot, 0] < MIRRORED_BELOW],
+            )
         if columns is not None and self._spec.transform is not None:
             self._transform(self._spec.transform, columns, step, slots)
 

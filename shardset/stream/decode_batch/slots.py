@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from shardset.decode.image import ImageSpec, decode, decode_into
+from shardset.decode.image import MIRRORED_BELOW, ImageSpec, crop_into, decode, decode_into
 from shardset.decode.memory_cache import MemoryCache
-from shardset.errors import DamagedShard, ShardsetError, UndecodableImage
+from shardset.errors import BadTarget, ConfigError, DamagedShard, ShardsetError, UndecodableImage
 from shardset.format.images import FIELD_OF_EXTENSION, stored_png
 from shardset.read.pending import Contents
 from shardset.stream.decode_batch.steps import PlannedStep
@@ -40,6 +40,15 @@ class SlotWriter:
             (column.name, at, column.value)
             for at, (column, _) in enumerate(source.columns, len(fields))
         ]
+        self._targets = [
+            (name, fields.index(target.field), target)
+            for name, target in source.spec.targets.items()
+        ]
+        self._labels = {
+            info.category_id: info.label
+            for info in source.manifest.classes
+            if info.category_id is not None
+        }
         self._fields = fields
         self._image_columns = [at for at, name in enumerate(fields) if name in FIELD_OF_EXTENSION]
         self._stored_png_size = _stored_png_size(source.spec.image)
@@ -71,6 +80,8 @@ class SlotWriter:
                 self._write_sample(step, slot, contents)
             except UndecodableImage as error:
                 self._handle_bad_sample(step, slot, step.pending.located(slot, error))
+            except ConfigError as error:
+                raise step.pending.located(slot, error) from None
 
     def write_undecoded(
         self, step: PlannedStep, samples: list[StoredContents]
@@ -79,10 +90,10 @@ class SlotWriter:
 
         Those are stored PNGs of the wanted size, and every sample where no image is decoded.
         """
-        if self.spec.image is None:
+        if not self.spec.decodes:
             self.pass_through(step, samples)
             return []
-        if self._stored_png_size is None:
+        if self._stored_png_size is None or self.spec.follows_crop:
             return samples
         done, pixels = stored_png.pixels(
             self.images(samples), self._stored_png_size, self._stored_png_size
@@ -128,24 +139,43 @@ class SlotWriter:
     def _write_sample(self, step: PlannedStep, slot: int, contents: Contents) -> None:
         """Raises UndecodableImage without the place of the sample."""
         self.pass_through(step, [(slot, contents)])
-        spec = self.spec.image
-        if spec is None:
+        if not self.spec.decodes:
             return
-        image, row, drawn = self._image(contents), step.batch["image"][slot], step.drawn[slot]
+        image = self._image(contents)
         if image is None:
             stored = [name for name, one in zip(self._fields, contents, strict=False) if one]
             raise UndecodableImage(f"it has no image among {stored}")
-        if self.cache is None:
-            decode_into(row, image, spec, drawn)
+        if (spec := self.spec.image) is None:
+            self._write_views(step, slot, image)
             return
-        pixels = decode(
-            image,
-            background=spec.background,
-            decoded_bytes=spec.decoded_bytes,
-            upright=spec.upright,
-        )
-        self.cache.put(step.slots.ids[slot], pixels, step.labels[slot])
-        spec.crop.region(pixels.shape[:2], spec.size, drawn).put(row, pixels)
+        row, drawn = step.batch["image"][slot], step.drawn[slot]
+        if self.cache is not None:
+            pixels = _decode(image, spec)
+            self.cache.put(step.slots.ids[slot], pixels, step.labels[slot])
+            crop_into(row, pixels, spec, drawn)
+            return
+        placed = decode_into(row, image, spec, drawn)
+        for name, at, target in self._targets:
+            if (content := contents[at]) is None:
+                raise BadTarget(f"it has no field {target.field!r}")
+            for end, value in target.read(content, placed, self._labels).items():
+                step.batch[name + end][slot] = value
+        if self.spec.with_matrix:
+            step.batch["matrix"][slot] = placed.matrix
+            step.batch["orig_size"][slot] = placed.image_size
+
+    def _write_views(self, step: PlannedStep, slot: int, image: bytes) -> None:
+        """Decodes an image once and crops its views."""
+        pixels = None
+        for name, (_, spec) in self.spec.views.items():
+            if pixels is None:
+                pixels = _decode(image, spec)
+            for row, drawn in zip(
+                step.batch[name][slot], step.drawn_views[name][slot], strict=True
+            ):
+                crop_into(row, pixels, spec, drawn)
+                if spec.flip and drawn[0] < MIRRORED_BELOW:
+                    row[:] = row[:, ::-1].copy()
 
     def _put_whole(self, step: PlannedStep, slots: np.ndarray, pixels: np.ndarray) -> None:
         """Crops images of the wanted size, uint8 [n, size, size, 3], and keeps them if there is a
@@ -163,13 +193,22 @@ class SlotWriter:
             raise error
         _log.warning("epoch %d step %d slot %d: masked: %s", step.epoch, step.step, slot, error)
         step.batch["weight"][slot] = 0
-        if "image" in step.batch:
-            step.batch["image"][slot] = 0
+        for name, empty in self.spec.empty_rows(1).items():
+            step.batch[name][slot] = empty[0]
 
 
 def slots_of(samples: Sequence[StoredContents]) -> np.ndarray:
     """The slots of samples: int64 [n]."""
     return np.array([slot for slot, _ in samples], dtype=np.int64)
+
+
+def _decode(image: bytes, spec: ImageSpec) -> np.ndarray:
+    return decode(
+        image,
+        background=spec.background,
+        decoded_bytes=spec.decoded_bytes,
+        upright=spec.upright,
+    )
 
 
 def _as_it_is(content: bytes | None) -> bytes | None:

@@ -3,12 +3,12 @@ crops.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardset.decode.image import draws
+from shardset.decode.image import MIRRORED_BELOW, draws
 from shardset.decode.memory_cache import MemoryCache
 from shardset.errors import ConfigError
 from shardset.order.budget import steps_at_once
@@ -27,7 +27,8 @@ class PlannedStep:
     """One step: its slots, the draws of their crops and their labels.
 
     `pending` are the samples that are being read; None where all of them come from the memory
-    cache. `batch` is filled while it is decoded.
+    cache. `drawn_views` has float64 [n, number, m] for each name of views. `batch` is filled while
+    it is decoded.
     """
 
     epoch: int
@@ -36,6 +37,7 @@ class PlannedStep:
     pending: PendingSamples | None
     drawn: np.ndarray
     labels: np.ndarray
+    drawn_views: Mapping[str, np.ndarray] = field(default_factory=dict)
     batch: Batch = field(default_factory=dict)
 
 
@@ -100,18 +102,28 @@ class StepPlanner:
     def _plan_step(
         self, epoch: int, step: int, slots: Slots, addresses: SampleAddresses | None
     ) -> PlannedStep:
-        image, seed = self._source.spec.image, self._source.spec.seed
-        drawn = np.zeros((len(slots.ids), 0))
-        if image is not None and image.is_random and seed is not None:
-            # Rows are counted apart for each repeat; with one of each sample they are the order's.
-            rows = slots.rows * self._source.order.augment_repeats + slots.repeats
-            drawn = draws(image, seed, epoch, rows, slots.lanes)
+        spec, seed = self._source.spec, self._source.spec.seed
+        drawn, drawn_views, first = np.zeros((len(slots.ids), 0)), {}, 0
+        # Rows are counted apart for each repeat; with one of each sample they are the order's.
+        rows = slots.rows * self._source.order.augment_repeats + slots.repeats
+        if spec.image is not None and spec.image.is_random and seed is not None:
+            drawn = draws(spec.image, seed, epoch, rows, slots.lanes)
+        for name, (number, image) in spec.views.items():
+            flat = draws(image, seed or 0, epoch, rows, slots.lanes, first, number)
+            drawn_views[name] = flat.reshape(len(rows), number, -1)
+            first += flat.shape[1]
         if self._cache is not None and (addresses is None or self._cache.holds(slots.ids)):
             return PlannedStep(epoch, step, slots, None, drawn, self._cache.labels[slots.ids])
         assert addresses is not None, "only cached samples have no address"
         labels = self._source.view.labels_of(slots.ids, addresses.labels)
         return PlannedStep(
-            epoch, step, slots, self._reader.read_step(epoch, slots, addresses), drawn, labels
+            epoch,
+            step,
+            slots,
+            self._reader.read_step(epoch, slots, addresses),
+            drawn,
+            labels,
+            drawn_views,
         )
 
 
@@ -120,10 +132,9 @@ def empty_batch(source: StreamSource, step: PlannedStep) -> Batch:
     spec, num_slots = source.spec, len(step.slots.ids)
     weights = step.slots.weights * source.view.weights_of(step.slots.ids)
     batch: Batch = {"label": step.labels, "weight": weights, "id": step.slots.ids.copy()}
-    if spec.image is not None:
-        batch["image"] = np.empty((num_slots, spec.image.size, spec.image.size, 3), dtype=np.uint8)
-        if spec.image.flip and spec.image.flip != "pixels":
-            batch["flip"] = step.drawn[:, 0] < 0.5
+    batch |= spec.empty_rows(num_slots)
+    if spec.image is not None and spec.image.flip and spec.image.flip != "pixels":
+        batch["flip"] = step.drawn[:, 0] < MIRRORED_BELOW
     if step.pending is not None and step.pending.addresses.keys is not None:
         batch["key"] = list(step.pending.addresses.keys)
     for name in spec.fields:

@@ -5,16 +5,18 @@ import re
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from pipelines.check.verify import verify
-from pipelines.export.formats import FORMATS
 from pipelines.export.write import ExportedFile, export
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.format.tar import StoredSample
 from shardset.storage.base import Storage
-from tests.makers.shardset import jpeg_samples, new_set, png_samples, put, write_shard_set
+from tests.makers.shardset import jpeg_samples, new_set, png_samples, publish, put, write_shard_set
+
+FOR_ALL_SETS = ["wids", "hf"]
 
 
 def made(**changes: object) -> tuple[Storage, Manifest]:
@@ -59,12 +61,12 @@ def test_the_card_types_its_columns_if_it_knows_them_and_names_the_classes():
 def test_every_storage_gets_the_same_files_once_and_keeps_its_set(storage):
     write_shard_set(storage, {"train": png_samples("train", 6, size=8)}, num_shards=2)
     before = content_of(storage)
-    first = export(storage.url, list(FORMATS))
+    first = export(storage.url, FOR_ALL_SETS)
     after = content_of(storage)
     assert {one.path for one in first} == after.keys() - before.keys()
     assert all(after[name] == content for name, content in before.items())
     assert {one.outcome for one in first} == {"written"}
-    again = export(storage.url, list(FORMATS))
+    again = export(storage.url, FOR_ALL_SETS)
     assert [one.path for one in again] == [one.path for one in first]
     assert {one.outcome for one in again} == {"unchanged"}
     assert content_of(storage) == after
@@ -73,16 +75,16 @@ def test_every_storage_gets_the_same_files_once_and_keeps_its_set(storage):
 
 def test_a_file_in_the_way_stays_unless_it_may_be_replaced():
     storage, _ = made()
-    *others, last = export(storage.url, list(FORMATS))
+    *others, last = export(storage.url, FOR_ALL_SETS)
     wanted = storage.read(last.path)
     put(storage, last.path, b"# somebody's own")
     for one in others:
         storage.delete(one.path)
     written = content_of(storage)
     with pytest.raises(ConfigError, match=re.escape(last.path) + ".*--overwrite"):
-        export(storage.url, list(FORMATS))
+        export(storage.url, FOR_ALL_SETS)
     assert content_of(storage) == written
-    done = export(storage.url, list(FORMATS), overwrite=True)
+    done = export(storage.url, FOR_ALL_SETS, overwrite=True)
     assert [one.path for one in done if one.outcome == "replaced"] == [last.path]
     assert storage.read(last.path) == wanted
 
@@ -93,7 +95,7 @@ def test_relative_paths_lead_back_from_another_folder_and_from_behind_a_link(tmp
     (tmp_path / "link").symlink_to(tmp_path / "scratch" / "me")
     before = sorted((tmp_path / "set").iterdir())
     for output in (tmp_path / "for" / "them", tmp_path / "link" / "for"):
-        export(url, list(FORMATS), output=str(output))
+        export(url, FOR_ALL_SETS, output=str(output))
         listed = json.loads((output / "wids-train.json").read_text())["shardlist"]
         for entry, shard in zip(listed, manifests.load(url).manifest.shards, strict=True):
             stored = (tmp_path / "set" / shard.path).read_bytes()
@@ -130,3 +132,28 @@ def test_the_command_says_what_it_wrote_and_refuses_an_unknown_format(said):
     assert ExportedFile(**found).outcome == "unchanged"
     for names in ("wids,parquet", ""):
         assert "there are wids, hf" in said(*words, names, code=2)
+
+
+def test_rfdetr_and_openclip_get_the_samples_of_each_tar(tmp_path):
+    storage, _ = made()
+    for name in ("rfdetr", "openclip"):
+        with pytest.raises(ConfigError, match=f"{name} reads"):
+            export(storage.url, [name])
+    samples = [
+        StoredSample(key=f"{number}", fields=(("png", b"x"), ("json", b"{}")), label=-1, source=0)
+        for number in range(5)
+    ]
+    storage, manifest = made(train=samples, test=samples)
+    with pytest.raises(ConfigError, match="leave --output out"):
+        export(storage.url, ["openclip"], output=str(tmp_path))
+    classes = [replace(info, category_id=2 * info.label + 1) for info in manifest.classes]
+    publish(storage, replace(manifest, classes=classes))
+    export(storage.url, ["rfdetr", "openclip"])
+    shards = manifest.split("train").shards
+    index = json.loads(storage.read("train-index.json"))
+    assert index["shards"] == [shard.path for shard in shards]
+    assert index["samples_per_shard"] == [shard.num_samples for shard in shards] == [1, 2, 2]
+    assert index["categories"][3] == {"id": 7, "name": "class 3"}
+    sizes = json.loads(storage.read("train/sizes.json"))
+    assert sizes == {shard.path.split("/")[1]: shard.num_samples for shard in shards}
+    assert verify(storage.url, deep=False).ok

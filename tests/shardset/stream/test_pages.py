@@ -1,5 +1,5 @@
-"""The Python lines of two pages, run in their order as they stand, with smaller batches and images,
-and the examples of docstrings.
+"""The Python lines of three pages, run in their order as they stand, with smaller batches, and
+the examples of docstrings.
 
 They run in a process of their own: JAX starts threads, which the forks of later tests would not
 survive. The lines for DALI need another library: tests/peers runs them.
@@ -31,6 +31,12 @@ assert [row["is_even"] for row in rows].count(True) == 35
 assert state["epoch"] == 0
 assert isinstance(batch["image"], jax.Array) and batch["image"].shape == (16, 32, 32, 3)
 """
+OF_TARGETS = """
+np.testing.assert_allclose(back, points, atol=1e-3)
+assert (moved.round() != points).any()
+assert len(targets) == 4 and targets[0]["labels"].tolist() == [0]
+assert next(iter(stream))["local"].shape == (8, 6, 48, 48, 3)
+"""
 FRAMEWORKS = "docs/how-to/frameworks.md"  # goes on where the page of loops ends
 BUCKET = "memory://bucket/shards"  # stands for the one in the cloud
 SMALLER = {
@@ -43,6 +49,7 @@ PAGES = {
     "explanation/reader": (
         {"shards": {"train": 900}, "others": {"train": 80}, BUCKET: {"train": 300}},
         {"gs://bucket/shards": BUCKET}, OF_STREAM),
+    "how-to/targets": ({}, {}, OF_TARGETS),
     "how-to/loop": ({"photos": {"train": 70, "val": 21}}, SMALLER, OF_LOOP),
 }  # fmt: skip
 WRITE_SETS = """
@@ -68,11 +75,12 @@ def test_the_examples_of_public_docstrings_work(part, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["explanation/reader", pytest.param("how-to/loop", marks=pytest.mark.slow)]
+    "name",
+    ["explanation/reader", "how-to/targets", pytest.param("how-to/loop", marks=pytest.mark.slow)],
 )
 def test_the_lines_of_the_page_work(name, tmp_path):
     sets, replaced, checks = PAGES[name]
-    adapters = "" if "reader" in name else page(FRAMEWORKS, stop="## NVIDIA DALI")
+    adapters = "" if name != "how-to/loop" else page(FRAMEWORKS, stop="## NVIDIA DALI")
     lines = "".join(python_of(page(f"docs/{name}.md") + adapters))
     for written, here in replaced.items():
         assert written in lines

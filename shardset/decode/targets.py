@@ -1,0 +1,220 @@
+"""Targets beside an image that follow its crop: boxes, masks and captions as rows of a batch.
+
+    Stream(..., targets={"boxes": Boxes("json"), "mask": Mask("mask.png"), "text": Text("txt")})
+
+A new target is one class here: it names a stored field, the rows that it fills and how. A crop is
+an affine map (`Placement`), so every target follows every crop.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from shardset.decode.crops import Placement
+from shardset.errors import BadTarget, ConfigError, UndecodableImage, require_int
+from shardset.format.images import format_of, pillow
+
+
+class Target(ABC):
+    """What a stored field gives for the row of an image."""
+
+    __slots__ = ()
+    field: str
+
+    @abstractmethod
+    def empty(self, num_rows: int, size: int) -> dict[str, Any]:
+        """Rows without a target, by what is appended to its name: arrays or lists.
+
+        A row of a bad sample is like this.
+        """
+
+    def bad(self, what: object) -> BadTarget:
+        """The error for content that is no such target."""
+        return BadTarget(f"field {self.field!r}: {what}")
+
+    @abstractmethod
+    def read(self, content: bytes, placed: Placement, labels: Mapping[int, int]) -> dict[str, Any]:
+        """One row of `empty`; `labels` has the label of each category id that the set names.
+
+        Raises BadTarget for content that is no such target, ConfigError for more than a row holds.
+        """
+
+
+class _Annotation(msgspec.Struct):
+    bbox: tuple[float, float, float, float]
+    category_id: int
+    iscrowd: int = 0
+
+
+class _Annotated(msgspec.Struct):
+    annotations: list[_Annotation]
+
+
+_annotated = msgspec.json.Decoder(_Annotated)
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes(Target):
+    """The boxes of COCO's `annotations` in a JSON field: `bbox` is [left, top, width, height] in
+    pixels of the upright image, `category_id` the class.
+
+    A batch gets NAME, float32 [n, max_boxes, 4]: left, top, right, bottom in pixels of the row,
+    clipped to it. NAME_class is int64 [n, max_boxes], -1 where there is no box: the label of the
+    category, or its id in a set that names no categories. Boxes without area in the row are left
+    out with their class.
+
+    Args:
+        field: The field, such as "json".
+        max_boxes: Room for boxes in a row. A row with more stops the stream by a ConfigError that
+            names the sample.
+        min_visible: The share of its area, before it is clipped, that a box needs in the row.
+        crowd: Takes crowds, too (`iscrowd`).
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Examples:
+        >>> import shardset
+        >>> targets = {"boxes": shardset.Boxes("json", max_boxes=20, min_visible=0.25)}
+    """
+
+    field: str
+    max_boxes: int = 100
+    min_visible: float = 0.0
+    crowd: bool = False
+
+    def __post_init__(self) -> None:
+        if require_int("max_boxes", self.max_boxes) < 1 or not 0 <= self.min_visible <= 1:
+            raise ConfigError(f"{self}: expected max_boxes >= 1 and min_visible 0 to 1")
+
+    def empty(self, num_rows: int, size: int) -> dict[str, Any]:
+        boxes = np.zeros((num_rows, self.max_boxes, 4), np.float32)
+        return {"": boxes, "_class": np.full((num_rows, self.max_boxes), -1, np.int64)}
+
+    def read(self, content: bytes, placed: Placement, labels: Mapping[int, int]) -> dict[str, Any]:
+        try:
+            found = _annotated.decode(content).annotations
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise self.bad(f"no COCO annotations: {error}") from None
+        found = [one for one in found if self.crowd or not one.iscrowd]
+        classes = np.array([labels.get(one.category_id, -1) for one in found], np.int64)
+        if not labels:
+            classes[:] = [one.category_id for one in found]
+        elif (classes < 0).any():
+            unknown = found[int(classes.argmin())].category_id
+            raise self.bad(f"category {unknown}, expected one of the set's classes")
+        corners = np.array([one.bbox for one in found], np.float64).reshape(-1, 2, 2)
+        corners[:, 1] += corners[:, 0]
+        matrix = placed.matrix
+        corners = corners * matrix.diagonal() + matrix[:, 2]
+        corners.sort(axis=1)  # those of a mirrored box are the other way round
+        clipped = corners.clip(0, placed.row_size)
+        full, visible = (np.prod(each[:, 1] - each[:, 0], axis=1) for each in (corners, clipped))
+        kept = (visible > 0) & (visible >= self.min_visible * full)
+        if (number := int(kept.sum())) > self.max_boxes:
+            raise ConfigError(f"{number} boxes do not fit max_boxes={self.max_boxes}; raise it")
+        rows = {end: empty[0] for end, empty in self.empty(1, placed.row_size).items()}
+        rows[""][:number], rows["_class"][:number] = clipped[kept].reshape(-1, 4), classes[kept]
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Mask(Target):
+    """An image field with a value for each pixel, such as its class or depth.
+
+    A batch gets NAME, [n, size, size] of `dtype`. Values are those of nearest neighbours, as in
+    torchvision. A palette gives its numbers, not its colours.
+
+    Args:
+        field: The field, such as "mask.png". Its image has one channel and the size of the sample's
+            upright image.
+        fill: The value outside of the image.
+        dtype: "uint8" or "uint16".
+
+    Raises:
+        ConfigError: `dtype` can't be, or does not hold `fill`.
+
+    Examples:
+        >>> import shardset
+        >>> depth = shardset.Mask("depth.png", fill=0, dtype="uint16")
+    """
+
+    field: str
+    fill: int = 255
+    dtype: Literal["uint8", "uint16"] = "uint8"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("uint8", "uint16"):
+            raise ConfigError(f"dtype is {self.dtype!r}, expected 'uint8' or 'uint16'")
+        if not 0 <= require_int("fill", self.fill) <= np.iinfo(self.dtype).max:
+            raise ConfigError(f"fill is {self.fill}, expected a number of {self.dtype}")
+
+    def empty(self, num_rows: int, size: int) -> dict[str, Any]:
+        return {"": np.full((num_rows, size, size), self.fill, self.dtype)}
+
+    def read(self, content: bytes, placed: Placement, labels: Mapping[int, int]) -> dict[str, Any]:
+        mask = self._decoded(content)
+        if mask.shape != placed.image_size:
+            raise self.bad(
+                f"(height, width) {mask.shape}, expected the image's {placed.image_size}"
+            )
+        (top, left, height, width), target = placed.box, placed.region.target
+        rows, has_row = _nearest(top, height, target.top, target.height, placed.row_size)
+        columns, has_column = _nearest(left, width, target.left, target.width, placed.row_size)
+        row = mask.take(rows, 0).take(columns, 1)
+        row[~has_row] = self.fill
+        row[:, ~has_column] = self.fill
+        return {"": row[:, ::-1] if placed.is_mirrored else row}
+
+    def _decoded(self, content: bytes) -> np.ndarray:
+        try:
+            with pillow.opened(content, kind := format_of(content)) as image:
+                mode = image.mode
+                pillow.load(image, content, kind)
+                mask = np.asarray(image)
+        except UndecodableImage as error:
+            raise self.bad(error) from None
+        if mask.ndim != 2 or not np.can_cast(mask.dtype, self.dtype):
+            raise self.bad(f"an image of mode {mode}, expected one channel of {self.dtype}")
+        return mask
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Target):
+    """The text of a field: a batch gets a list of n str.
+
+    Args:
+        field: The field, such as "txt", in UTF-8.
+
+    Examples:
+        >>> import shardset
+        >>> targets = {"text": shardset.Text("txt")}
+    """
+
+    field: str
+
+    def empty(self, num_rows: int, size: int) -> dict[str, Any]:
+        return {"": [""] * num_rows}
+
+    def read(self, content: bytes, placed: Placement, labels: Mapping[int, int]) -> dict[str, Any]:
+        try:
+            return {"": content.decode()}
+        except UnicodeDecodeError as error:
+            raise self.bad(error) from None
+
+
+def _nearest(
+    start: int, length: int, to: int, extent: int, size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each of `size` pixels of a row the pixel of the image, and whether there is one.
+
+    `length` pixels from `start` on became `extent` from `to` on. The scale is a float32, as in
+    torch's interpolate(mode="nearest").
+    """
+    at = np.arange(size) - to
+    pixels = np.floor(at.astype(np.float32) * np.float32(length / extent)).astype(np.int64)
+    return start + pixels.clip(0, length - 1), (at >= 0) & (at < extent)

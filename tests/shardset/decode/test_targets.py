@@ -1,0 +1,180 @@
+"""Boxes, masks and text follow the crop as torchvision's v2 transforms move them."""
+
+import io
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import tv_tensors
+from torchvision.transforms.v2 import functional as v2
+
+from shardset.decode.crops import (
+    CenterCrop,
+    Letterbox,
+    PadCrop,
+    Placement,
+    RandomResizedCrop,
+    Resize,
+)
+from shardset.decode.image import MIRRORED_BELOW, ImageSpec, decode_into, draws
+from shardset.decode.targets import Boxes, Mask, Text
+from shardset.errors import BadTarget, ConfigError
+
+WHOLE = Placement((20, 30), Resize().region((20, 30), 60, np.zeros(1)), 60, False)
+"""An image of 20 x 30 in a row of 60: x doubles, y triples."""
+
+
+def png(values, mode=None):
+    out = io.BytesIO()
+    image = Image.fromarray(values)
+    (image if mode is None else image.convert(mode)).save(out, "PNG", compress_level=0)
+    return out.getvalue()
+
+
+def annotated(*boxes, **extra):
+    objects = [
+        {"bbox": list(box), "category_id": number, **extra} for number, box in enumerate(boxes)
+    ]
+    return msgspec.json.encode({"annotations": objects})
+
+
+def of_boxes(rows):
+    kept = rows["_class"] >= 0
+    return rows[""][kept].tolist(), rows["_class"][kept].tolist()
+
+
+def test_a_thousand_crops_are_those_of_torchvision():
+    rng = np.random.default_rng(1)
+    for number in range(1000):
+        height, width = map(int, rng.integers(20, 600, 2))
+        size = int(rng.choice([64, 96, 224, 333]))
+        spec = ImageSpec(size=size, crop=RandomResizedCrop(), flip="pixels")
+        drawn = draws(spec, 3, 0, np.array([number]), np.array([0]))[0]
+        region = spec.crop.region((height, width), size, drawn)
+        placed = Placement((height, width), region, size, bool(drawn[0] < MIRRORED_BELOW))
+        mask = rng.integers(0, 255, (height, width), np.uint8)
+        corner = rng.uniform(0, [width, height], (6, 2))
+        boxes = np.hstack([corner, rng.uniform(0, [width, height], (6, 2)) / 2])
+
+        expected_mask = v2.resized_crop(tv_tensors.Mask(mask[None]), *placed.box, [size, size])
+        corners = torch.tensor(np.hstack([corner, corner + boxes[:, 2:]]))
+        given = tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=(height, width))
+        moved = v2.resized_crop(given, *placed.box, [size, size])
+        if placed.is_mirrored:
+            expected_mask, moved = v2.horizontal_flip(expected_mask), v2.horizontal_flip(moved)
+        moved = v2.clamp_bounding_boxes(moved).numpy()
+        kept = (moved[:, 2:] > moved[:, :2]).all(axis=1)
+
+        assert np.array_equal(Mask("mask.png").read(png(mask), placed, {})[""], expected_mask[0])
+        found = Boxes("json").read(annotated(*boxes.tolist()), placed, {})
+        assert found["_class"][: kept.sum()].tolist() == np.flatnonzero(kept).tolist()
+        assert found["_class"][kept.sum()] == -1
+        np.testing.assert_allclose(found[""][: kept.sum()], moved[kept], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "crop",
+    [RandomResizedCrop(), CenterCrop(40), Letterbox(), Resize(), PadCrop(4)],
+    ids=lambda crop: type(crop).__name__,
+)
+@pytest.mark.parametrize("size", [(60, 45), (40, 70)])
+def test_the_pixels_of_a_box_lie_where_its_target_says(crop, size):
+    """A white rectangle on black stays under its box and its mask, whatever the crop."""
+    image, (top, left, bottom, right) = np.zeros((*size, 3), np.uint8), (12, 10, 36, 40)
+    image[top:bottom, left:right] = 255
+    spec = ImageSpec(size=32, crop=crop, flip="pixels")
+    mask = Mask("mask.png", fill=0)
+    box = annotated((left, top, right - left, bottom - top))
+    for number in range(40):
+        drawn = draws(spec, 1, 0, np.array([number]), np.array([0]))[0]
+        row = np.empty((32, 32, 3), np.uint8)
+        placed = decode_into(row, png(image), spec, drawn)
+        if placed.is_mirrored:
+            row = row[:, ::-1]
+        white = row[:, :, 0] > 127
+        followed = mask.read(png(image[:, :, 0]), placed, {})[""] > 127
+        assert (white != followed).mean() < 0.12
+        corners, _ = of_boxes(Boxes("json").read(box, placed, {}))
+        if white.sum() > 20:
+            x, y = np.flatnonzero(white.any(axis=0)), np.flatnonzero(white.any(axis=1))
+            expected = [x[0], y[0], x[-1] + 1, y[-1] + 1]
+            np.testing.assert_allclose(corners[0], expected, atol=1.6)
+
+
+def test_a_box_goes_when_too_little_of_it_is_seen():
+    placed = Placement((20, 30), CenterCrop(20).region((20, 30), 20, np.zeros(1)), 20, False)
+    content = annotated((1, 0, 8, 10), (0, 0, 5, 5), (10, 5, 0, 4), (10, 5, 4, 4))
+    assert of_boxes(Boxes("json").read(content, placed, {}))[1] == [0, 3]
+    half = Boxes("json", min_visible=0.5)
+    assert of_boxes(half.read(content, placed, {})) == ([[0, 0, 4, 10], [5, 5, 9, 9]], [0, 3])
+    assert of_boxes(Boxes("json", min_visible=0.51).read(content, placed, {}))[1] == [3]
+
+
+def test_crowds_and_categories():
+    crowd = annotated((1, 1, 5, 5), iscrowd=1)
+    assert of_boxes(Boxes("json").read(crowd, WHOLE, {})) == ([], [])
+    assert of_boxes(Boxes("json", crowd=True).read(crowd, WHOLE, {})) == ([[2, 3, 12, 18]], [0])
+    two = annotated((1, 1, 5, 5), (2, 2, 5, 5))
+    assert of_boxes(Boxes("json").read(two, WHOLE, {1: 7, 0: 3}))[1] == [3, 7]
+    with pytest.raises(BadTarget, match="'json': category 1, expected one of the set's classes"):
+        Boxes("json").read(two, WHOLE, {0: 3})
+
+
+def test_empty_rows_have_the_types_of_full_ones():
+    for target, content in (
+        (Boxes("json"), annotated((1, 1, 5, 5))),
+        (Mask("png"), png(np.zeros((20, 30), np.uint8))),
+        (Mask("png", dtype="uint16"), png(np.zeros((20, 30), np.uint16))),
+    ):
+        empty, full = target.empty(1, 60), target.read(content, WHOLE, {})
+        for end in empty:
+            assert (empty[end].dtype, empty[end].shape[1:]) == (full[end].dtype, full[end].shape)
+
+
+@pytest.mark.parametrize(
+    ("target", "content", "message"),
+    [
+        (Boxes("json"), b"{}", "no COCO annotations"),
+        (Boxes("json"), b'{"annotations": [{"bbox": [1, 2], "category_id": 1}]}', "no COCO"),
+        (Boxes("json"), b"\xff", "no COCO annotations"),
+        (Mask("png"), png(np.zeros((20, 31), np.uint8)), r"\(20, 31\), expected the image's"),
+        (Mask("png"), png(np.zeros((20, 30), np.uint16)), "mode I;16, expected one channel of"),
+        (Mask("png"), png(np.zeros((20, 30, 3), np.uint8)), "mode RGB, expected one channel"),
+        (Mask("png"), png(np.zeros((20, 30), np.uint8))[:-40], "'png': truncated"),
+        (Text("txt"), b"caf\xe9", "'txt': 'utf-8' codec"),
+    ],
+)
+def test_content_that_is_no_target(target, content, message):
+    with pytest.raises(BadTarget, match=message):
+        target.read(content, WHOLE, {})
+
+
+def test_a_palette_gives_its_numbers():
+    image = Image.new("P", (30, 20), 3)
+    image.putpalette([255, 0, 0] * 256)
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    assert (Mask("png").read(out.getvalue(), WHOLE, {})[""] == 3).all()
+
+
+def test_too_many_boxes_are_refused():
+    with pytest.raises(ConfigError, match="3 boxes do not fit max_boxes=2; raise it"):
+        Boxes("json", max_boxes=2).read(annotated(*[(1, 1, 5, 5)] * 3), WHOLE, {})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Boxes("json", max_boxes=0),
+        lambda: Boxes("json", min_visible=1.5),
+        lambda: Mask("png", fill=256),
+        lambda: Mask("png", dtype="int32"),
+        lambda: Letterbox(fill=256),
+        lambda: Resize("best"),
+    ],
+)
+def test_settings_that_make_no_sense(make):
+    with pytest.raises(ConfigError):
+        make()
