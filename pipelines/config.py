@@ -22,6 +22,10 @@ SOURCES = {
         "the published .tar.gz (Python version), or the folder with it or its extracted files"
     ),
     "cifar100": "the same of CIFAR-100",
+    "coco": (
+        "a folder of images; --annotations names their COCO file, or with train=FILE,val=FILE the"
+        " COCO files of its folders train and val"
+    ),
     "folder": (
         "SPLIT/CLASS/file, or CLASS/file with --holdout test=0.1; an image in any folder below"
         " CLASS is of that class, unless --class-depth 2 makes classes of CLASS/SUBCLASS"
@@ -44,17 +48,20 @@ SOURCES = {
 """What --input is for each source. `pipelines.sources` opens them."""
 
 INPUT_OPTIONS = {
-    "holdout": ("folder", "hf", "listing"),
+    "holdout": ("coco", "folder", "hf", "listing"),
     "class_depth": ("folder",),
     "path_column": ("hf", "listing"),
     "label_column": ("hf", "listing"),
+    "file_column": ("listing",),
+    "annotations": ("coco",),
+    "masks": ("coco",),
 }
 """The options that decide which samples a source has, with the sources that take them."""
 
 SIZES = ("num_shards", "samples_per_shard", "remainder", "balance", "repeat", "target_samples")
 """The options that decide the sizes of shards."""
 
-_ONLY_IN_SURVEY = ("class_depth", "path_column", "label_column")
+_ONLY_IN_SURVEY = tuple(name for name in INPUT_OPTIONS if name != "holdout")
 """The options that decide bytes only by what the survey finds."""
 
 _NOT_IN_BYTES = (
@@ -169,6 +176,20 @@ class BuildConfig:
         "listing, hf: the column of the labels (default: label, class, category, ...); '' stores"
         " images without labels",
         metavar="NAME",
+    )
+    file_column: dict[str, str] = setting(
+        {},
+        "listing: a column with the paths of further files, and the field that each is stored as,"
+        " such as mask.png=mask",
+        metavar="FIELD=COLUMN",
+    )
+    annotations: dict[str, str] = setting(
+        {}, "coco: the JSON file, or that of each split", metavar="SPLIT=FILE"
+    )
+    masks: str | None = setting(
+        None,
+        "coco: a folder with a PNG for each image, which is stored as field mask.png",
+        metavar="PATH",
     )
     append: Known | None = setting(
         None,

@@ -321,6 +321,8 @@ def _in_words(info: inspect.Type) -> str:
             return f"N or SPLIT=N,SPLIT=N, each {_in_words(number)}"
         case inspect.DictType(value_type=inspect.FloatType()):
             return "SPLIT=SHARE,SPLIT=SHARE, for example test=0.1"
+        case inspect.DictType(value_type=inspect.StrType()):
+            return "texts by name"
         case inspect.DictType():
             return "NAME=VALUE, several with commas, for example a=0.1,b=[0.9,0.95],"
         case inspect.BoolType():

@@ -169,6 +169,7 @@ def write_forms(place: Path) -> None:
     coco = {
         "images": [{"id": n, "file_name": f"{n}.png"} for n in numbers],
         "annotations": [{"image_id": 0, "category_id": 2, "bbox": [0.5, 0.5, 0.1, 0.2]}],
+        "categories": [{"id": 2, "name": "cat"}],
     }
     (place / "coco/annotations/instances_val2017.json").write_text(json.dumps(coco))
 
@@ -183,7 +184,7 @@ def test_the_recipe_for_each_other_form_of_input_gives_all_its_samples(
     [output] = tmp_path.glob("shards-from-*")
     manifest = manifests.load(str(output)).manifest
     assert sum(split.num_samples for split in manifest.splits.values()) == 12
-    assert len(manifest.classes) == {"Flat folders": 2, "Arrays": 3}.get(title, 0)
+    assert len(manifest.classes) == {"Flat folders": 2, "Arrays": 3, "COCO": 1}.get(title, 0)
     if not manifest.classes:
         fields = [
             fields

@@ -4,7 +4,7 @@ index.
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,9 @@ from pipelines.check.problems import Problem, problem_of
 from pipelines.images.check import examine
 from pipelines.images.options import ImageOptions
 from pipelines.plan import tables
+from pipelines.sources import coco
 from shardset.checksum import crc32c_of
-from shardset.errors import REPAIR, DamagedShard, StorageError, UndecodableImage
+from shardset.errors import REPAIR, BadTarget, DamagedShard, StorageError, UndecodableImage
 from shardset.format import table
 from shardset.format.images import is_image_field
 from shardset.format.index import content_bytes
@@ -29,7 +30,7 @@ from shardset.storage.checked import DamagedObject, read_object, read_twice, sto
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTask:
     """One shard to check; `fields` and `num_source_samples` belong to its split, `is_own` to its
-    group. Pickles.
+    group. `categories` are the category ids of its classes, if they have any. Pickles.
 
     `image` are the options to decode its images with.
     """
@@ -40,6 +41,7 @@ class ShardTask:
     fields: list[str]
     num_source_samples: int
     num_classes: int
+    categories: Container[int]
     image: ImageOptions
     deep: bool
     is_own: bool = True
@@ -187,6 +189,11 @@ def _sample_problems(
         yield f"has a field {unknown!r}, the manifest lists {', '.join(task.fields)}; {REPAIR}"
     if row is not None:
         yield from _row_problems(task, group, contents, row)
+    if task.categories:
+        try:
+            coco.annotations_in(contents.get("json", b""), task.categories)
+        except BadTarget as error:
+            yield f"{error}; build the set again"
     for name in filter(is_image_field, contents):
         field = name.rpartition(".")[2]
         try:

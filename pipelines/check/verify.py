@@ -83,6 +83,7 @@ def verify(url: str, *, deep: bool, progress: ShowProgress | None = None) -> Ver
             fields=split.fields,
             num_source_samples=split.num_source_samples,
             num_classes=len(manifest.classes),
+            categories=manifest.labels_by_category,
             image=image,
             deep=deep,
             is_own=manifest.is_own,

@@ -7,6 +7,7 @@ from pipelines.config import INPUT_OPTIONS, SOURCES, BuildConfig
 from pipelines.holdout import Holdout
 from pipelines.sources.base import Source
 from pipelines.sources.cifar import Cifar10, Cifar100
+from pipelines.sources.coco import Coco
 from pipelines.sources.folder import Folder
 from pipelines.sources.huggingface import HuggingFace
 from pipelines.sources.imagenet import ImageNet
@@ -25,10 +26,10 @@ def _cifar(kind: type[Cifar10] | type[Cifar100], config: BuildConfig) -> Source:
     return kind(*kind.find(config.input), "ppm" if config.image.image_format == "ppm" else "png")
 
 
-def _table(kind: type[HuggingFace] | type[Listing], config: BuildConfig) -> Source:
-    is_file = kind is Listing or config.input.endswith(".parquet")
+def _hugging_face(config: BuildConfig) -> Source:
+    is_file = config.input.endswith(".parquet")
     storage, file = open_file(config.input) if is_file else (open_storage(config.input), "")
-    return kind(storage, file, _holdout(config), config.path_column, config.label_column)
+    return HuggingFace(storage, file, _holdout(config), config.path_column, config.label_column)
 
 
 def _holdout(config: BuildConfig) -> Holdout:
@@ -38,12 +39,25 @@ def _holdout(config: BuildConfig) -> Holdout:
 OPENERS: dict[str, Callable[[BuildConfig], Source]] = {
     "cifar10": partial(_cifar, Cifar10),
     "cifar100": partial(_cifar, Cifar100),
+    "coco": lambda config: Coco(
+        open_storage(config.input),
+        "",
+        _holdout(config),
+        annotations=config.annotations,
+        masks=config.masks,
+    ),
     "folder": lambda config: Folder(
         open_storage(config.input), _holdout(config), config.class_depth
     ),
-    "hf": partial(_table, HuggingFace),
+    "hf": _hugging_face,
     "imagenet": lambda config: ImageNet(open_storage(config.input)),
-    "listing": partial(_table, Listing),
+    "listing": lambda config: Listing(
+        *open_file(config.input),
+        _holdout(config),
+        config.path_column,
+        config.label_column,
+        config.file_column,
+    ),
     "shardset": lambda config: ExistingSet(config.input, manifests.load(config.input).storage),
     "webdataset": lambda config: WebDataset(*find_tars(config.input)),
 }

@@ -7,9 +7,9 @@ The table is a CSV, JSONL or Parquet file.
 import posixpath
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from pipelines.holdout import Holdout
@@ -50,21 +50,13 @@ from shardset.storage.open import is_absolute, open_file
 
 ENTRIES_PER_UNIT = 10_000
 _STAT_THREADS = 32
-_ROWS_AT_ONCE = 10_000
 
+Listed = tuple[SpilledList, Survey]
+"""Rows, and what is known of them all.
 
-@dataclass(slots=True)
-class _Listed:
-    """All rows, the columns that were taken, and the first row of each label.
-
-    A row is path, label (-1: none), split, key, what decides on a holdout, and other columns as
-    JSON.
-    """
-
-    columns: Columns
-    rows: SpilledList = field(default_factory=SpilledList)
-    labels: dict[Label, str] = field(default_factory=dict)
-    has_extra: bool = False
+A row is path, label (-1: none), split, key, what decides on a holdout, metadata as JSON, and the
+paths of further files by field.
+"""
 
 
 @dataclass(frozen=True)
@@ -73,10 +65,11 @@ class Listing:
     counted from 1.
 
     `path_column` and `label_column` name the columns, None takes those with usual names; a
-    `label_column` of "" means that there are no labels. A path is relative to `input`, absolute, or
-    a gs:// URL. Labels are either all numbers, taken as they are, or all names, numbered in sorted
-    order; `7`, `7.0` and texts of them are numbers; an empty cell isn't a label. `holdout` is for
-    listings without splits; it goes by `key` or, without one, by the image's name below `input`,
+    `label_column` of "" means that there are no labels. `files` has the columns of further files by
+    the field that each is stored as. A path is relative to `input`, absolute, or a gs:// URL.
+    Labels are either all numbers, taken as they are, or all names, numbered in sorted order; `7`,
+    `7.0` and texts of them are numbers, and an empty cell is no label. `holdout` is for listings
+    without splits; it goes by `key` or, without one, by the image's name below `input`,
     without its extension. Raises ConfigError if the name of `file` has none of the known
     extensions.
     """
@@ -86,98 +79,97 @@ class Listing:
     holdout: Holdout = field(default_factory=Holdout)
     path_column: str | None = None
     label_column: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
     entries_per_unit: int = ENTRIES_PER_UNIT
 
     def __post_init__(self) -> None:
-        if extension(self.file) not in READERS:
+        if self.file and extension(self.file) not in READERS:
             raise ConfigError(
                 f"{self.file}: expected a listing that ends with"
                 f" {', '.join(f'.{end}' for end in READERS)}"
             )
 
     def survey(self) -> Survey:
-        """Reads the listing and asks the storage for each image's size and generation, 32 at a
+        """Reads the listing and asks the storage for each file's size and generation, 32 at a
         time.
 
-        Raises SourceError for an unexpected row. A missing image isn't an error here:
+        Raises SourceError for an unexpected row. A missing file isn't an error here:
         `index` rejects it.
         """
+        rows, survey = self.listed()
+        if not rows:
+            raise SourceError(f"{self._where}: no rows, expected one for each image")
+        labels = {info.name: info.label for info in survey.classes or ()}
+        seen: set[tuple[str, int]] = set()
+        found: Counter[str] = Counter()
+
+        def entries() -> Iterator[Entry]:
+            for entry in self._entries(rows, labels):
+                label, split, _, _, [(*_, size, generation), *_] = entry
+                seen.add((split, label))
+                found["images"] += generation is not None
+                found["bytes"] += size
+                yield entry
+
+        units = spilled_units(entries(), self.entries_per_unit)
+        if not found["images"]:
+            path = next(iter(rows))[0]
+            raise SourceError(
+                f"{self._where}: none of its {len(rows)} images is there, the first not as"
+                f" {path if is_absolute(path) else f'{self.input.url}/{path}'}; found"
+                f" {first_names(self.input, 3)}; a path is relative to the input's folder,"
+                " absolute, or a gs:// URL, written with / and with its extension; the first:"
+                f" {self._why_missing(path)}"
+            )
+        names = [*labels] if any(label != NO_LABEL for _, label in seen) else []
+        notes = [*survey.notes, *self.holdout.notes(seen, names)]
+        return replace(survey, units=units, notes=notes, num_bytes=found["bytes"])
+
+    def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
+        """One sample for each row, pinned to the generations that the survey saw.
+
+        Rejects an image that is missing, or that lacks a further file.
+        """
+        for label, split, key, extra, pins in unit["entries"]:
+            (_, path, size, generation), *others = pins
+            missing = next((pin for pin in pins if pin[3] is None), None)
+            if missing:
+                what = f"its {missing[0]}: " if missing[0] else ""
+                reason = what + self._why_missing(missing[1])
+                yield Rejected(name=path, split=split, reason=reason)
+                continue
+            content = Extent(path, generation, 0, size)
+            sample = image_sample(path, key, split=split, label=label, content=content, extra=extra)
+            for name, file, size, generation in others:
+                if name in (*sample.fields, "cls"):
+                    raise SourceError(f"{path}: has {name!r} already; give --file-column another")
+                sample.fields[name] = Extent(file, generation, 0, size)
+            yield sample
+
+    @property
+    def _where(self) -> str:
+        return f"{self.input.url}/{self.file}"
+
+    def listed(self) -> Listed:
+        """The checked rows; raises SourceError for one that is not what is expected."""
         listing = stat_or_none(self.input, self.file)
         if not listing:
             raise SourceError(
                 f"{self._where}: no such listing; name a .csv, .tsv, .jsonl or .parquet file as"
                 " input"
             )
-        listed = self._listed(listing)
-        if not listed.rows:
-            raise SourceError(f"{self._where}: no rows, expected one for each image")
-        names, refusal = class_names(listed.labels, self._where)
-        seen: set[tuple[str, int]] = set()
-        found: Counter[str] = Counter()
-
-        def entries() -> Iterator[Entry]:
-            for entry in self._entries(listed, {name: label for label, name in enumerate(names)}):
-                seen.add((entry[4], entry[3]))
-                found["images"] += entry[2] is not None
-                found["bytes"] += entry[1]
-                yield entry
-
-        units = spilled_units(entries(), self.entries_per_unit)
-        if not found["images"]:
-            path = next(iter(listed.rows))[0]
-            raise SourceError(
-                f"{self._where}: none of its {len(listed.rows)} images is there, the first not as"
-                f" {path if is_absolute(path) else f'{self.input.url}/{path}'}; found"
-                f" {first_names(self.input, 3)}; a path is relative to the listing's folder,"
-                " absolute, or a gs:// URL, written with / and with its extension; the first:"
-                f" {self._why_missing(path)}"
-            )
-        return Survey(
-            units=units,
-            classes=class_infos(names),
-            notes=[
-                *listed.columns.notes(),
-                *self.holdout.notes(seen, names),
-            ],
-            objects={self.file: listing.num_bytes},
-            num_bytes=found["bytes"],
-            looked_for=listed.columns.looked_for,
-            refusal=refusal,
-        )
-
-    def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
-        """One sample for each row, pinned to the generation that the survey saw.
-
-        Rejects a missing image.
-        """
-        for path, num_bytes, generation, label, split, key, extra in unit["entries"]:
-            if generation is None:
-                yield Rejected(name=path, split=split, reason=self._why_missing(path))
-                continue
-            yield image_sample(
-                path,
-                key,
-                split=split,
-                label=label,
-                content=Extent(path, generation, 0, num_bytes),
-                extra=extra,
-            )
-
-    @property
-    def _where(self) -> str:
-        return f"{self.input.url}/{self.file}"
-
-    def _listed(self, listing: Stat) -> _Listed:
-        """The checked rows."""
         file = RangeFile(self.input, listing, twice=True)
         table = READERS[extension(self.file)](file, self._where)
         columns = choose_columns(
-            table.names, self.path_column, self.label_column, f"{self._where}: {table.header}"
+            [name for name in table.names if name not in self.files.values()],
+            self.path_column,
+            self.label_column,
+            f"{self._where}: {table.header}",
         )
-        listed = _Listed(columns)
+        rows, labels = SpilledList(), dict[Label, str]()
         for position, record in table.rows:
             where = f"{self._where}: {position}"
-            path, label, split, key, extra = _row(record, columns, where)
+            path, label, split, key = _row(record, columns, where)
             if not columns.label and self.label_column is None and usual_name(record, LABELS):
                 raise SourceError(
                     f"{where}: a label, but {table.header} has none; give all rows a label, or none"
@@ -187,10 +179,24 @@ class Listing:
             # Wherever the listing is, and however its paths are spelled, an image is held out or
             # not.
             decisive = key or key_of(self._name_below(path) if self.holdout else path)
-            listed.rows.add([path, label, split, key or key_of(path), decisive, extra])
-            listed.labels.setdefault(label, position)
-            listed.has_extra = listed.has_extra or bool(extra)
-        return listed
+            files = {
+                name: check_path(_text(record, column, where), f"{where}: column {column}")
+                for name, column in self.files.items()
+            }
+            used = columns.path, columns.label, *OTHERS, *self.files.values()
+            extra = {name: value for name, value in record.items() if name not in used}
+            metadata = compact(extra) if extra else ""
+            rows.add([path, label, split, key or key_of(path), decisive, metadata, files])
+            labels.setdefault(label, position)
+        names, refusal = class_names(labels, self._where)
+        return rows, Survey(
+            units=(),
+            classes=class_infos(names),
+            notes=[*columns.notes()],
+            objects={self.file: listing.num_bytes},
+            looked_for=columns.looked_for,
+            refusal=refusal,
+        )
 
     def _name_below(self, path: str) -> str:
         """The name of an image below the folder of the listing, or else its address."""
@@ -199,22 +205,19 @@ class Listing:
         storage, name = open_file(path)
         return join(storage.url, name).removeprefix(f"{self.input.url.rstrip('/')}/")
 
-    def _entries(self, listed: _Listed, labels: dict[str, int]) -> Iterator[Entry]:
-        empty = "{}" if listed.has_extra else ""
-        rows = iter(listed.rows)
+    def _entries(self, rows: SpilledList, labels: Mapping[str, int]) -> Iterator[Entry]:
+        empty = "{}" if any(row[5] for row in rows) else ""
+        remaining = iter(rows)
         holdout = self.holdout.by_class(
-            lambda: ((row[4], row[1]) for row in listed.rows if row[1] != NO_LABEL)
+            lambda: ((row[4], row[1]) for row in rows if row[1] != NO_LABEL)
         )
         with ThreadPoolExecutor(_STAT_THREADS) as threads:
-            while some := list(islice(rows, _ROWS_AT_ONCE)):
-                stats = threads.map(self._stat, [path for path, *_ in some])
-                for (path, label, split, key, decisive, extra), stat in zip(
-                    some, stats, strict=True
-                ):
+            while some := list(islice(remaining, self.entries_per_unit)):
+                pinned = zip(some, threads.map(self._pins, some), strict=True)
+                for (_, label, split, key, decisive, extra, _), pins in pinned:
                     split = split or holdout.split_of(decisive, label)
-                    num_bytes, generation = (stat.num_bytes, stat.generation) if stat else (0, None)
                     number = labels.get(str(label), NO_LABEL)
-                    yield [path, num_bytes, generation, number, split, key, extra or empty]
+                    yield [number, split, key, extra or empty, pins]
 
     def _why_missing(self, path: str) -> str:
         """The reason of an image that is missing; a name that looks the same may be there."""
@@ -226,23 +229,28 @@ class Listing:
                 )
         return "not found"
 
+    def _pins(self, row: Entry) -> list[tuple[str, str, int, str | None]]:
+        """Field, path, size and generation of each file of a row, the image first; no generation if
+        it is missing.
+        """
+        stats = [(name, file, self._stat(file)) for name, file in {"": row[0], **row[6]}.items()]
+        return [
+            (name, file, stat.num_bytes if stat else 0, stat.generation if stat else None)
+            for name, file, stat in stats
+        ]
+
     def _stat(self, path: str) -> Stat | None:
         return (
             stat_or_none(*open_file(path)) if is_absolute(path) else stat_or_none(self.input, path)
         )
 
 
-def _row(record: Record, columns: Columns, where: str) -> tuple[str, Label, str, str, str]:
-    """The checked path, label, split, key and other columns; texts may be empty."""
-    path = _check_path(_text(record, columns.path, where), where)
+def _row(record: Record, columns: Columns, where: str) -> tuple[str, Label, str, str]:
+    """The checked path, label, split and key; texts may be empty."""
+    path = check_path(_text(record, columns.path, where), where)
     split, key = _text(record, "split", where), _text(record, "key", where)
-    extra = {
-        name: value
-        for name, value in record.items()
-        if name not in (columns.path, columns.label, *OTHERS)
-    }
     label = label_in(record.get(columns.label), where) if columns.label else NO_LABEL
-    return path, label, split, key, compact(extra) if extra else ""
+    return path, label, split, key
 
 
 def _text(record: Record, column: str, where: str) -> str:
@@ -252,9 +260,10 @@ def _text(record: Record, column: str, where: str) -> str:
     return value or ""
 
 
-def _check_path(path: str, where: str) -> str:
+def check_path(path: str, where: str) -> str:
+    """The path in its plain form; SourceError that begins with `where` if no file can have it."""
     if not path or "\0" in path or path.endswith("/"):
-        raise SourceError(f"{where}: path {path!r:.80}, expected that of an image")
+        raise SourceError(f"{where}: path {path!r:.80}, expected that of a file")
     if is_absolute(path):
         try:
             open_file(path)
@@ -264,7 +273,7 @@ def _check_path(path: str, where: str) -> str:
     plain = posixpath.normpath(path)
     if f"{plain}/".startswith(("../", "./")):
         raise SourceError(
-            f"{where}: path {path!r:.80} climbs out of the listing's folder; write it as an"
+            f"{where}: path {path!r:.80} climbs out of the input's folder; write it as an"
             " absolute path"
         )
     return plain

@@ -23,7 +23,7 @@ _ADVICE = {
         f"arrays: {DOCS}/how-to/migrate.md shows how to write and list their images"
     ),
     r"(^|/)labels/.+\.txt": f"YOLO: {_NOT_LABELS}",
-    r"(^|/)annotations/[^/]+\.json|\.coco\.json": f"COCO: {_NOT_LABELS}",
+    r"(^|/)annotations/[^/]+\.json|\.coco\.json": "COCO: read by --source coco",
     r"\.parquet": "Parquet: read by --source hf, or by --source listing if it lists paths",
     r"\.(csv|tsv|jsonl|ndjson)": "a table: if it lists images, read it by --source listing",
     r"\.tar": "tars: read by --source webdataset if they have samples, or unpack them",

@@ -159,6 +159,13 @@ class Manifest(Record, frozen=True, kw_only=True):
         return self.classes[label].name if 0 <= label < len(self.classes) else ""
 
     @property
+    def labels_by_category(self) -> dict[int, int]:
+        """The labels of classes by their numbers in COCO's files, without those that have none."""
+        return {
+            info.category_id: info.label for info in self.classes if info.category_id is not None
+        }
+
+    @property
     def is_own(self) -> bool:
         """Whether shardset wrote all tars; others wrote those that were adopted."""
         return all(group.is_own for group in self.groups)

@@ -101,7 +101,7 @@ ADVISED = {
     "coco": (
         ["coco/val2017/1.png", "coco/annotations/instances_val2017.json"],
         "folder",
-        "COCO: boxes are not labels",
+        "COCO: read by --source coco",
     ),
 }
 

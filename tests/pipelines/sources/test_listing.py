@@ -17,7 +17,7 @@ from pipelines.sources.listing import Listing
 from shardset.errors import ConfigError, SourceError
 from shardset.storage.open import open_file, open_storage
 from tests.makers.folders import write_csv, write_images, write_jsonl
-from tests.makers.spools import read
+from tests.makers.spools import contents, read
 
 
 def opened(path, **options) -> Listing:
@@ -171,6 +171,23 @@ def test_units_are_pieces_of_the_listing_and_an_image_that_is_not_there_is_rejec
     assert [first.name, third.name] == ["a/1.png", "3.ppm"]
 
 
+@pytest.mark.parametrize("field", ["mask.png", "ppm"])
+def test_further_columns_name_files_that_are_stored_beside_the_image(images, field):
+    rows = [["3.ppm", "a/1.png", "x"], ["a/2.jpg", "gone.png", "y"]]
+    path = write_csv(images / "list.csv", ["path", "mask", "label"], rows)
+    source = opened(path, files={field: "mask"})
+    if field == "ppm":
+        with pytest.raises(SourceError, match="has 'ppm' already"):
+            read(source)
+        return
+    sample, rejected = read(source)
+    assert contents(source, sample) == {
+        "ppm": (images / "3.ppm").read_bytes(),
+        field: (images / "a/1.png").read_bytes(),
+    }
+    assert rejected.reason == "its mask.png: not found"
+
+
 # --- columns
 
 
@@ -301,7 +318,7 @@ def test_a_holdout_of_a_listing_with_splits_is_refused(images):
     ("source", "option", "takers"),
     [
         ("listing", {"class_depth": 2}, "folder"),
-        ("imagenet", {"holdout": {"test": 0.1}}, "folder and hf and listing"),
+        ("imagenet", {"holdout": {"test": 0.1}}, "coco and folder and hf and listing"),
     ],
 )
 def test_an_option_of_other_sources_is_refused(tmp_path, source, option, takers):
@@ -318,8 +335,8 @@ def test_an_option_of_other_sources_is_refused(tmp_path, source, option, takers)
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"path": "", "label": 1}, "path '', expected that of an image"),
-        ({"path": "../x.png", "label": 1}, "path '../x.png' climbs out of the listing's folder"),
+        ({"path": "", "label": 1}, "path '', expected that of a file"),
+        ({"path": "../x.png", "label": 1}, "path '../x.png' climbs out of the input's folder"),
         ({"path": "a/../../x.png", "label": 1}, "path 'a/../../x.png' climbs out"),
         ({"path": "a\0b", "label": 1}, "path"),
         ({"path": 3, "label": 1}, "path is 3, expected a text"),

@@ -1,0 +1,138 @@
+"""Object detection as COCO's `instances` files have it: images, with their annotations in `json`.
+
+A file is read once, from start to end, and may have many GB. Its annotations come in any order, so
+they are divided among temporary files, each of which fits the memory.
+"""
+
+import zlib
+from collections import defaultdict
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+
+from pipelines.sources.base import Survey
+from pipelines.sources.formats.json_arrays import elements
+from pipelines.sources.formats.range_file import RangeFile
+from pipelines.sources.formats.spilled_list import SpilledList
+from pipelines.sources.listing import Listed, Listing, check_path
+from pipelines.sources.objects import key_of
+from shardset.errors import BadTarget, ConfigError, SourceError
+from shardset.format.labels import NO_LABEL
+from shardset.format.manifest import ClassInfo
+from shardset.storage.base import join
+from shardset.storage.open import open_file, open_storage
+
+PART_BYTES = 64 << 20
+
+_WAITING = 4_000
+"""Annotations in memory that wait until they are written."""
+
+
+class Annotation(msgspec.Struct):
+    """What each annotation says."""
+
+    image_id: int
+    category_id: int
+    bbox: tuple[float, float, float, float]
+
+
+class _Annotated(msgspec.Struct):
+    annotations: list[Annotation]
+
+
+class _Image(msgspec.Struct):
+    file_name: Annotated[str, msgspec.Meta(min_length=1)]
+    image_id: int = msgspec.field(name="id")
+
+
+class _Category(msgspec.Struct):
+    id: int
+    name: str
+
+
+_KINDS = {"images": _Image, "annotations": Annotation, "categories": _Category}
+
+
+@dataclass(frozen=True)
+class Coco(Listing):
+    """The images of COCO files, each with its annotations as `json`.
+
+    `annotations` names the file of each split; a name in it is relative to the folder of the split
+    in `input`. The file of "" is of images right below `input`, which `holdout` divides. `masks` is
+    a folder with a PNG for each image, at its place below `input`. Classes are the categories by
+    their ids, and samples have no label.
+    """
+
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    masks: str | None = None
+    entries_per_unit: int = 1_000
+
+    def listed(self) -> Listed:
+        """The images; raises SourceError for an annotation without its image or category."""
+        if not self.annotations:
+            raise ConfigError("--source coco needs --annotations FILE, or SPLIT=FILE,SPLIT=FILE")
+        rows, categories = SpilledList(100), dict[int, str]()
+        masks = self.masks and open_storage(self.masks).url
+        for split, file in self.annotations.items():
+            self.holdout.check_unsplit(file, {split} - {""})
+            for name, extra in _annotated(file, categories):
+                path = check_path(join(split, name), f"{file}: file_name")
+                key = key_of(path)
+                files = {"mask.png": f"{masks}/{key}.png"} if masks else {}
+                rows.add([path, NO_LABEL, split, key, key, extra, files])
+        classes = [
+            ClassInfo(label=label, name=name, category_id=category)
+            for label, (category, name) in enumerate(sorted(categories.items()))
+        ]
+        return rows, Survey(units=(), classes=classes)
+
+
+def annotations_in(content: bytes, categories: Container[int]) -> list[Annotation]:
+    """The annotations in a stored `json`; BadTarget unless they are of these categories."""
+    try:
+        found = msgspec.json.decode(content, type=_Annotated).annotations
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise BadTarget("its json has no annotations as COCO has them", str(error)) from error
+    for one in found:
+        if one.category_id not in categories:
+            raise BadTarget(f"its json has the category {one.category_id}, which no class has")
+    return found
+
+
+def _annotated(path: str, categories: dict[int, str]) -> Iterator[tuple[str, str]]:
+    """The name of each image of a file, and its `json`; adds the categories."""
+    storage, name = open_file(path)
+    stat = storage.stat(name)
+    num_parts = 1 + stat.num_bytes // PART_BYTES
+    parts = [SpilledList(1 + _WAITING // num_parts) for _ in range(num_parts)]
+    used = dict[int, str]()
+    for section, text in elements(RangeFile(storage, stat, twice=True), path):
+        if section not in _KINDS:
+            continue
+        try:
+            found = msgspec.json.decode(text, type=_KINDS[section])
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise SourceError(f"{path}: {section}: {text:.80}: {error}") from error
+        if isinstance(found, _Category):
+            if categories.setdefault(found.id, found.name) != found.name:
+                raise SourceError(f"{path}: category {found.id} has two names; correct one")
+            continue
+        if isinstance(found, Annotation):
+            used.setdefault(found.category_id, text)
+        part = parts[zlib.crc32(b"%d" % found.image_id) % num_parts]
+        part.add([found.image_id, getattr(found, "file_name", ""), text])
+    for category in used.keys() - categories.keys():
+        raise SourceError(f"{path}: no category {category}, expected that of {used[category]:.80}")
+    for part in parts:
+        images = defaultdict[int, list[list[str]]](list)
+        for image, *entry in part:
+            images[image].append(entry)
+        for image, entries in images.items():
+            names = [name for name, _ in entries if name]
+            if len(names) != 1:
+                raise SourceError(f"{path}: {len(names)} images have the id {image}, expected one")
+            quoted = msgspec.json.encode(names[0]).decode()
+            texts = ",".join(text for name, text in entries if not name)
+            yield names[0], f'{{"image_id":{image},"file_name":{quoted},"annotations":[{texts}]}}'
