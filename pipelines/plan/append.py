@@ -78,6 +78,13 @@ def extended_classes(
         if not same:
             classes.append(msgspec.structs.replace(info, label=len(classes)))
         labels.append(same[0] if same else classes[-1].label)
+    names = {one.category_id: one.name for one in classes}
+    for one in (*old, *new):
+        if one.category_id is not None and names.get(one.category_id) != one.name:
+            raise ConfigError(
+                f"the set and the input have other category ids, such as {one.category_id} for"
+                f" {one.name!r}; number them alike"
+            )
     return classes, [] if labels == [*range(len(labels))] else labels
 
 

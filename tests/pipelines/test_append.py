@@ -254,6 +254,17 @@ def test_a_known_name_is_skipped_by_choice_and_told(old, made, tmp_path):
     assert notes == ["1 sample skipped, because the set has their name"]
 
 
+@pytest.mark.parametrize(("name", "number"), [("cat", 2), ("cat", 7), ("ox", 1)])
+def test_a_category_that_is_numbered_in_another_way_is_refused(name, number):
+    cat = ClassInfo(label=0, name="cat", category_id=1)
+    old, new = (
+        [cat, ClassInfo(label=1, name="dog", category_id=2)],
+        ClassInfo(label=0, name=name, category_id=number),
+    )
+    with pytest.raises(ConfigError, match="have other category ids, such as"):
+        extended_classes(old, [new])
+
+
 def test_classes_are_the_same_by_wnid_or_else_by_name():
     old = [ClassInfo(label=0, name="crane", wnid="n1"), ClassInfo(label=1, name="crane", wnid="n2")]
     classes, labels = extended_classes(
