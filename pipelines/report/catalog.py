@@ -39,13 +39,14 @@ _ROW = np.dtype(
         ("image_start", "i8"),
         ("image_bytes", "i8"),
         ("image_crc32c", "u4"),
+        ("json", [("offset", "i8"), ("num_bytes", "i8")]),
     ]
 )
 """One sample.
 
 `shard` and `split` are positions in the catalog's lists; `copy` is 0 for an original, else the
 number of the repeat; `random` orders samples, always in the same way; the image is the first one of
-the sample in its tar.
+the sample in its tar, and the JSON follows it in a set of COCO's categories.
 """
 
 
@@ -122,6 +123,9 @@ def _rows_of(
         rows[name] = index[name]
     rows["random"] = hash64(derive_key(0, "report"), rows["split"], ids)
     rows["image_start"], rows["image_bytes"] = first_images(index)
+    if loaded.manifest.labels_by_category and ".json" in (index.dtype.names or ()):
+        is_after = index[".json"]["offset"] > rows["image_start"]
+        rows["json"][is_after] = index[".json"][is_after]
     rows = rows[is_taken]
     rows["label"] = part.labels_of(ids[is_taken], rows["label"])
     return shard, index["key"].copy(), rows
@@ -134,10 +138,10 @@ def ranks(values: np.ndarray) -> np.ndarray:
 
 
 def read_images(
-    storage: Storage, catalog: Catalog, samples: np.ndarray, use: Callable[[bytes], T]
+    storage: Storage, catalog: Catalog, samples: np.ndarray, use: Callable[[bytes, bytes], T]
 ) -> tuple[dict[int, T], list[Problem]]:
-    """The results of `use` for the images of ascending rows, and what is damaged or does not
-    decode.
+    """The results of `use` for the images of ascending rows with their JSON, and what is damaged or
+    does not decode.
 
     Calls `use` in threads.
 
@@ -157,12 +161,16 @@ def read_images(
 
 
 def _read_shard(
-    storage: Storage, catalog: Catalog, samples: list[int], use: Callable[[bytes], T]
+    storage: Storage, catalog: Catalog, samples: list[int], use: Callable[[bytes, bytes], T]
 ) -> tuple[dict[int, T], list[Problem]]:
     """See `read_images`, for rows of one shard."""
     rows, path = catalog.rows[samples], catalog.path(samples[0])
     starts, checksums = rows["image_start"].tolist(), rows["image_crc32c"].tolist()
-    ranges = list(zip(starts, (rows["image_start"] + rows["image_bytes"]).tolist(), strict=True))
+    sizes, beside = rows["image_bytes"].tolist(), rows["json"].tolist()
+    ranges = [
+        (start, max(start + size, sum(json)))
+        for start, size, json in zip(starts, sizes, beside, strict=True)
+    ]
     results: dict[int, T] = {}
     problems: list[Problem] = []
     try:
@@ -170,7 +178,8 @@ def _read_shard(
             first = starts[together][0]
             data = storage.read(path, first, max(stop for _, stop in ranges[together]))
             for number in range(len(samples))[together]:
-                start, stop = ranges[number]
+                start, (offset, num_bytes) = starts[number], beside[number]
+                stop = start + sizes[number]
                 image = data[start - first : stop - first]
                 if crc32c_of(image) != checksums[number]:
                     image = storage.read(path, start, stop)
@@ -180,7 +189,9 @@ def _read_shard(
                     problems.append(Problem(where, text))
                     continue
                 try:
-                    results[samples[number]] = use(image)
+                    results[samples[number]] = use(
+                        image, data[offset - first : offset - first + num_bytes]
+                    )
                 except UndecodableImage as error:
                     text = f"can't be decoded: {error}; build again with --verify decode"
                     problems.append(Problem(where, text))

@@ -4,6 +4,7 @@ Everything is bounded and depends only on the set, so that the same set and limi
 page.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from pipelines.images.options import ImageOptions, options_to_read
 from pipelines.report import alike
 from pipelines.report.alike import DuplicateGroup, SimilarPair
 from pipelines.report.catalog import MAX_SAMPLES, Catalog, open_catalog, ranks, read_images
+from pipelines.sources.coco import annotations_in
 from shardset.format.manifest import LoadedSet, Manifest
 from shardset.html import page
 from shardset.html.page import Picture
@@ -36,7 +38,7 @@ _GREY_FROM = 36
 @dataclass(frozen=True, slots=True)
 class ImageStats:
     """A decoded image: upright width and height in pixels, and a small grey version; `flat` ones
-    have one colour.
+    have one colour. `boxes` has the label of each box, and whether it is partly outside.
     """
 
     width: int
@@ -45,6 +47,7 @@ class ImageStats:
     transparent: bool
     turned: bool
     flat: bool
+    boxes: list[tuple[int, bool]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +78,12 @@ def collect(loaded: LoadedSet, *, max_images: int, max_samples: int = MAX_SAMPLE
     manifest, storage = counted(loaded), loaded.storage
     catalog, damaged_indexes = open_catalog(loaded, max_samples=max_samples)
     chosen = choose_images(catalog, max_images)
-    options = options_to_read(manifest)
+    options, labels = options_to_read(manifest), manifest.labels_by_category
     images, damaged_images = read_images(
-        storage, catalog, chosen, lambda image: _stats(image, options)
+        storage,
+        catalog,
+        chosen,
+        lambda image, json: _stats(image, json, options, labels),
     )
     duplicates = alike.equal_images(catalog.rows, catalog.originals())
     pairs = _similar(catalog, images)
@@ -91,7 +97,7 @@ def collect(loaded: LoadedSet, *, max_images: int, max_samples: int = MAX_SAMPLE
         storage,
         catalog,
         np.array(sorted(shown), np.int64),
-        lambda image: page.picture(thumbnail_of(image, _PICTURE_SIDE, options).pixels),
+        lambda image, _: page.picture(thumbnail_of(image, _PICTURE_SIDE, options).pixels),
     )
     rejected, damaged_list = check_quarantine(storage, manifest.quarantine)
     return ReportData(
@@ -127,12 +133,21 @@ def _ranked(catalog: Catalog, samples: np.ndarray, column: str) -> tuple[np.ndar
     return order, ranks(catalog.rows[column][order])
 
 
-def _stats(image: bytes, options: ImageOptions) -> ImageStats:
+def _stats(
+    image: bytes, json: bytes, options: ImageOptions, labels: Mapping[int, int]
+) -> ImageStats:
     small = thumbnail_of(image, _GREY_FROM, options)
     grey = small.pixels.convert("L").resize((alike.SIDE, alike.SIDE))
     flat = bool(np.ptp(np.asarray(small.pixels), axis=(0, 1)).max() < alike.MIN_CONTRAST)
+    boxes = []
+    for one in annotations_in(json, labels) if labels else ():
+        left, top, width, height = one.bbox
+        is_outside = (
+            min(left, top) < -1 or left + width > small.width + 1 or top + height > small.height + 1
+        )
+        boxes.append((labels[one.category_id], is_outside))
     return ImageStats(
-        small.width, small.height, np.asarray(grey), small.transparent, small.turned, flat
+        *(small.width, small.height, np.asarray(grey), small.transparent, small.turned, flat, boxes)
     )
 
 

@@ -104,6 +104,8 @@ def to_json(written: WrittenPage) -> dict[str, Any]:
 def render(data: ReportData) -> bytes:
     """The page as UTF-8."""
     manifest, splits = data.manifest, data.manifest.splits
+    boxes = [box for image in data.images.values() for box in image.boxes]
+    numbers = Counter(label for label, _ in boxes)
     columns = split_table.columns(split_table.of_set(splits))
     return page.render(
         "pipelines.report",
@@ -115,6 +117,12 @@ def render(data: ReportData) -> bytes:
         num_bytes=decimal(sum(split.num_tar_bytes for split in splits.values())),
         first_three=_first_three,
         flat=[data.catalog.key(sample) for sample, image in data.images.items() if image.flat],
+        boxes=boxes,
+        numbers=numbers,
+        box_rows=[
+            (f"{info.label} {info.name}", [numbers[info.label]])
+            for info in manifest.classes[: MAX_CLASSES if boxes else 0]
+        ],
         empty_classes={
             name: [info.name for info in manifest.classes if not split.class_totals[info.label]]
             for name, split in splits.items()

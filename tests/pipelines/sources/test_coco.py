@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 import shardset
 from pipelines.check.verify import verify
+from pipelines.report import page
 from pipelines.sources import coco, open_source
 from pipelines.sources.formats import json_arrays
 from shardset.errors import ConfigError, SourceError
@@ -65,6 +66,9 @@ def test_annotations_are_stored_as_they_came_with_masks_and_categories(tmp_path,
     )
     [batch] = stream.epoch(0)
     assert {*map(tuple, batch["boxes_class"].tolist())} == {(-1, -1), (2, 0)}
+    text = page.render(page.write(str(tmp_path / "out")).data).decode()
+    assert "2 boxes are partly outside of the image." in text
+    assert "1 class has no box in the decoded images: ox" in text
     renumbered = [replace(one, category_id=one.label) for one in manifest.classes]
     publish(open_storage(str(tmp_path / "out")), replace(manifest, classes=renumbered))
     problems = verify(str(tmp_path / "out"), deep=True).problems
