@@ -31,7 +31,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that no file under docs/ holds."""
     pages = {
         "index.md": from_root("README.md"),
-        "changelog.md": from_root("CHANGELOG.md"),
         "reference/commands.md": commands_page(),
         "reference/recipes.md": recipes_page(),
         "reference/api.md": api_page(),
@@ -67,7 +66,7 @@ def from_root(name: str) -> str:
 
     def seen_from_docs(found: re.Match[str]) -> str:
         path = found[1].removeprefix("docs/") if found[1].startswith("docs/") else f"../{found[1]}"
-        return f"]({'changelog.md' if found[1] == 'CHANGELOG.md' else path}{found[2] or ''})"
+        return f"]({path}{found[2] or ''})"
 
     return LINK.sub(seen_from_docs, text).replace('src="docs/', 'src="')
 

@@ -30,11 +30,8 @@ _NUMBERS = (
 )
 
 # No TypedDict, which would refuse the names that fields, columns and a transform bring.
-# No TypedDict, which would refuse the names that fields, columns and a transform bring.
 Batch = dict[str, Any]
 """One batch: a dict of arrays and lists by name. `Stream.__iter__` lists the names."""
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 F = TypeVar("F", bound=Callable[..., Any])
 
