@@ -147,7 +147,7 @@ def parser() -> argparse.ArgumentParser:
         action="extend",
         type=lambda text: text.split(","),
         metavar="READER,...",
-        help="any of wids, hf",
+        help="any of wids, hf, rfdetr, openclip",
     )
     export.add_argument(
         "--output",
