@@ -72,7 +72,7 @@ where those tell it.
 """
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The parser of the program.
 
     Its result holds the chosen verb in `verb` and that verb's parser in `verb_parser`.
