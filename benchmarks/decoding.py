@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
     cv2.setNumThreads(1)
-    files = {
+    files: dict = {
         kind: [
             sample.fields[0][1]
             for sample in samples_of(Data(folder="", kind=kind, num_samples=NUM_IMAGES))

@@ -121,14 +121,16 @@ def cases(place: Place) -> list[Case]:
     The first two in all modes of torch.compile too, and at a small batch, where CUDA graphs may
     save most.
     """
-    vit = {"optimizer": OptimizerConfig(name="adamw", learning_rate=1e-3, weight_decay=1e-4)}
+    adamw = OptimizerConfig(name="adamw", learning_rate=1e-3, weight_decay=1e-4)
     averaged = RegularizeConfig(label_smoothing=0.1, ema_decay=0.9999)
     scale = place.scale
-    small = {**vit, "global_batch_size": scale.batch // 4}
+    small = scale.batch // 4
     return [
         place.case(scale.resnet, is_real=True, modes=MODES),
-        place.case(scale.vit, modes=MODES, **vit),
-        place.case(scale.vit, ", small batch", modes=MODES, **small),
+        place.case(scale.vit, modes=MODES, optimizer=adamw),
+        place.case(
+            scale.vit, ", small batch", modes=MODES, optimizer=adamw, global_batch_size=small
+        ),
         place.case(scale.resnet, ", averages, two passes", regularize=averaged, accumulate=2),
     ]
 

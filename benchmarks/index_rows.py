@@ -83,13 +83,20 @@ def made(num_samples: int, shard_size: int, mean_bytes: int) -> tuple[OneIndexSt
     storage = OneIndexStorage(f"one-index-{num_samples}-{shard_size}")
     content = table.to_bytes(rows)
     storage.write(INDEX, content)
-    index = {"index_bytes": len(content), "crc32c": crc32c_text(crc32c_of(content))}
-    num_bytes = step * shard_size + len(END)
+    crc32c = crc32c_text(crc32c_of(content))
     split = write_split(
         storage.writer,
         [
             WrittenShard(
-                shard_of(number, shard_size, num_bytes=num_bytes, **index), ["png", "cls"], 0
+                shard_of(
+                    number,
+                    shard_size,
+                    num_bytes=step * shard_size + len(END),
+                    index_bytes=len(content),
+                    crc32c=crc32c,
+                ),
+                ["png", "cls"],
+                0,
             )
             for number in range(num_shards)
         ],

@@ -105,7 +105,8 @@ def samples_of(data: Data) -> Iterator[StoredSample]:
 
 
 def _rewritten(sample: StoredSample, kind: str) -> StoredSample:
-    (name, content), *others = sample.fields
+    (name, found), *others = sample.fields
+    content = bytes(found)
     content = (
         add_restart_markers(content)
         if kind == "jpeg"
@@ -138,11 +139,10 @@ def spec_of(data: Data) -> ImageSpec:
     return ImageSpec(size=data.size, crop=crop, flip=True)
 
 
-def stream_of(url: str, data: Data, **options: Any) -> Stream:
+def stream_of(url: str, data: Data, **options) -> Stream:
     """The stream as the documentation shows it."""
-    return Stream(
-        url, "train", **{"batch_size": BATCH, "seed": 1, "image": spec_of(data)} | options
-    )
+    options = {"image": spec_of(data)} | options
+    return Stream(url, "train", batch_size=BATCH, seed=1, **options)
 
 
 def ours(data: Data) -> Iterator[int]:

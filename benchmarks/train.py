@@ -139,7 +139,7 @@ def turn_of(learner: Learner, feed: DeviceFeed) -> tuple[float, float]:
 HEAD = "| | of medians | each turn |\n|---|---|---|"
 
 
-def compared(what: str, named: dict[str, Sequence[float]], digits: int = 2) -> list[str]:
+def compared(what: str, named: dict[str, list[float]], digits: int = 2) -> list[str]:
     """A row for each of two kinds of turns, then their ratio: of the medians, and of each pair."""
     (left, ours), (right, theirs) = named.items()
     rows = [(f"{name}, {what}", median(each), each, digits) for name, each in named.items()]

@@ -92,7 +92,7 @@ def trained(
     with contextlib.redirect_stdout(None):
         launch(config, loop.train)
     accuracy = read_records(folder / "run", "eval")[-1]["top1"]
-    timetable = explain.timetable_of(*explain.opened(str(folder / "run")))
+    timetable = explain.timetable_of(*explain.opened(str(folder / "run")))  # type: ignore[arg-type]
     found = explain.explain_losses(timetable, open_storage(str(folder / "run")), num_worst)
     return accuracy, [int(row["key"]) for row in found.rows]
 

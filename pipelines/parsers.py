@@ -84,7 +84,7 @@ DESCRIPTIONS = {
 """What the help of each verb says first."""
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The parser of the program.
 
     Its result holds the chosen verb in `verb` and that verb's parser in `verb_parser`.

@@ -20,7 +20,8 @@ class RealSignatures(griffe.Extension):
         """Called for each function that was read from source."""
         if not any("Unpack" in str(each.annotation) for each in func.parameters):
             return
-        real = inspect.signature(pydoc.locate(func.path)).parameters
+        found: Any = pydoc.locate(func.path)
+        real = inspect.signature(found).parameters
         for name, each in real.items():
             default = None if each.default is each.empty else repr(each.default)
             if name in func.parameters:

@@ -14,7 +14,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from pipelines import cli as pipelines_program
+from pipelines import parsers
 from scripts.api import api_page
 from scripts.limits import limits_page
 from shardset import settings, verbs
@@ -74,7 +74,7 @@ def from_root(name: str) -> str:
 def commands_page() -> str:
     """What `--help` prints, for `shardset` and each of its verbs."""
     text = f"# Commands\n\n```text\n{verbs.help_text()}```\n"
-    for program in (pipelines_program.parser(), trainer_program.parser()):
+    for program in (parsers.parser(), trainer_program.parser()):
         for title, parser in verbs_of(program):
             text += f"\n## {title}\n\n```text\n{parser.format_help()}```\n"
     return text

@@ -33,7 +33,7 @@ class ReadOnlyStorageTests:
     `origin`, a fixture, stores what `storage` reads, where that can't write.
     """
 
-    odd_names: ClassVar = (
+    odd_names: ClassVar = [
         "%41",
         "a b",
         "a#b?c&d=e",
@@ -48,7 +48,7 @@ class ReadOnlyStorageTests:
         "日本",
         "😀",
         "~",
-    )
+    ]
     """In no order; a storage that refuses one of them leaves it out."""
 
     @pytest.fixture

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, SupportsFloat
 
 import msgspec
 import numpy as np
@@ -98,7 +98,7 @@ class Writer:
         self,
         *,
         image: bytes | np.ndarray,
-        label: int | float | str | None = None,
+        label: SupportsFloat | str | None = None,
         key: str | None = None,
         json: Mapping[str, Any] | Sequence[Any] | bytes | None = None,
         fields: Mapping[str, bytes] | None = None,

@@ -153,7 +153,7 @@ class _Server(ThreadingHTTPServer):
         self, request: socket.socket | tuple[bytes, socket.socket], address: object
     ) -> None:
         self.proxy.num_connections += 1
-        super().process_request(request, address)  # type: ignore[arg-type]
+        super().process_request(request, address)
 
     def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
         self.close_request(request)  # without the polite end that would come before a reset

@@ -157,8 +157,12 @@ def test_evaluation_reads_in_stored_order_and_its_pixels_are_those_of_the_raw_fi
     (path,) = built.tars("test")
     with tarfile.open(path) as tar:
         stored = list(dict.fromkeys(naming.split_member(info.name)[0] for info in tar))
-    options = {"seed": None, "image": ImageSpec(size=8, crop=CenterCrop(8)), "with_key": True}
-    batches = list(Stream(str(built.folder), "test", batch_size=1, **options).epoch(0))
+    image = ImageSpec(size=8, crop=CenterCrop(8))
+    batches = list(
+        Stream(
+            str(built.folder), "test", batch_size=1, seed=None, image=image, with_key=True
+        ).epoch(0)
+    )
     assert [key for batch in batches for key in batch["key"]] == stored
     assert [id_ for batch in batches for id_ in batch["id"]] == list(range(len(stored)))
     for key, batch in zip(stored, batches, strict=True):

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -50,5 +51,5 @@ def refused(act: Callable[[], object]) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_the_build_refuses_as_damaged_the_reader_refuses_too(kind):
     for data in damaged(kind):
-        reason = refused(lambda data=data: build(data))
-        assert bool(reason) == bool(refused(lambda data=data: decode(data))), reason
+        reason = refused(partial(build, data))
+        assert bool(reason) == bool(refused(partial(decode, data))), reason

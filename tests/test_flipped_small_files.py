@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -23,6 +24,7 @@ from shardset.format.manifest import LoadedSet
 from shardset.format.parquet import table_to_bytes
 from shardset.format.view import ViewHead, ViewRows
 from shardset.storage.base import Storage
+from shardset.storage.checked import read_small
 from shardset.storage.open import open_storage
 from tests.makers.doors import changing
 from tests.makers.shardset import put
@@ -31,7 +33,8 @@ from trainer.errors import CheckpointError
 from trainer.run_folder import checkpoint, checkpoint_state
 from trainer.run_folder.checkpoint import CommitMark
 from trainer.telemetry import losses
-from trainer.tools import explain, report
+from trainer.telemetry.evaluation import WORST
+from trainer.tools import report
 from trainer.tools.trained import _classes_of
 
 DATA = Path(__file__).parent / "data/shardset"
@@ -52,8 +55,8 @@ READS: dict[str, Callable[[Storage], Any]] = {
     LOSSES: lambda s: [[column.tolist() for column in epoch] for epoch in losses.read_losses(s)],
     "commit.json": lambda s: checkpoint._read_commit(s, "commit.json"),
     configs.CLASSES: lambda s: _classes_of(s, configs.TrainConfig(recipe="x", manifest="y")),
-    configs.ORDER: lambda s: explain.read_small(s, configs.ORDER),
-    report.WORST: report._worst,
+    configs.ORDER: lambda s: read_small(s, configs.ORDER),
+    WORST: report._worst,
 }
 HAVE_CHECKS = {naming.MANIFEST, "v.parquet"}
 
@@ -71,10 +74,10 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Storage:
     )
     put(storage, "v.parquet", view.view_to_bytes(head, rows))
     put(storage, LOSSES, losses.losses_file(OUTCOMES, is_mixture=False))
-    put(storage, "commit.json", checkpoint.msgspec.json.encode(MARK))
+    put(storage, "commit.json", msgspec.json.encode(MARK))
     put(storage, configs.CLASSES, b'["cat", "dog"]')
     put(storage, configs.ORDER, b"{}\n")
-    put(storage, report.WORST, b"[]")
+    put(storage, WORST, b"[]")
     return storage
 
 
@@ -134,15 +137,15 @@ def test_a_column_whose_shape_is_forged_is_refused(tmp_path: Path, shape: object
     shutil.copytree(DATA, here / "columns/x")
     parent = manifests.load(str(here))
     options = {"dtype": "<f4", "shape": shape}
-    made = checkpoint.msgspec.structs.replace(
+    made = msgspec.structs.replace(
         parent.manifest.provenance,
         source=columns.SOURCE,
         source_digest=parent.digest,
         options=options,
     )
     train = parent.manifest.split("train")
-    splits = {"train": checkpoint.msgspec.structs.replace(train, fields=train.fields[:1])}
-    forged = checkpoint.msgspec.structs.replace(parent.manifest, provenance=made, splits=splits)
+    splits = {"train": msgspec.structs.replace(train, fields=train.fields[:1])}
+    forged = msgspec.structs.replace(parent.manifest, provenance=made, splits=splits)
     (here / "columns/x/manifest.json").write_bytes(manifests.to_json(manifests.seal(forged)))
     with pytest.raises(ManifestError, match=r"shape .* can't be"):
         columns.open_column(parent, "train", "x")

@@ -98,7 +98,7 @@ def test_a_run_that_is_resumed_by_other_numbers_of_processes_keeps_its_samples(g
     output = str(golden_set[1])
     state, trace = None, []
     for world_size, num_steps in [(1, 7), (3, 6), (2, 7)]:
-        options = {"global_batch_size": 8, "image": None, "world_size": world_size}
+        options: dict = {"global_batch_size": 8, "image": None, "world_size": world_size}
         streams = [Stream(output, "train", rank=rank, **options) for rank in range(world_size)]
         for stream in streams:
             if state is not None:

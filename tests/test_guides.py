@@ -274,8 +274,9 @@ def test_every_message_of_building_and_training_is_what_the_programs_print(
 
 
 def stream(url: str = "shards", split: str = "train", **given: Any) -> shardset.Stream:
-    size = {} if "global_batch_size" in given else {"batch_size": 8}
-    return shardset.Stream(url, split, image_size=32, **size, **given)
+    if "global_batch_size" not in given:
+        given["batch_size"] = 8
+    return shardset.Stream(url, split, image_size=32, **given)
 
 
 @mock.patch.dict(os.environ, WORLD_SIZE="2")

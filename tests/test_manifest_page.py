@@ -24,14 +24,14 @@ def test_every_field_of_the_manifest_is_explained(record):
 
 
 def test_every_column_of_the_index_is_explained_with_its_type():
-    for name, (kind, _) in index_dtype([], 1).fields.items():
+    for name, (kind, *_) in index_dtype([], 1).fields.items():
         assert re.search(
             rf"^\| `{name}` \| `{'S…' if name == 'key' else kind.str}` \|", PAGE, re.MULTILINE
         ), name
 
 
 def test_every_column_of_the_table_of_shards_is_explained_with_its_type():
-    for name, (kind, _) in SHARD_DTYPE.fields.items():
+    for name, (kind, *_) in SHARD_DTYPE.fields.items():
         text = "V32" if name == "sha256" else kind.str
         assert re.search(rf"^\| `{name}` \| `{text}` \|", PAGE, re.MULTILINE), name
 

@@ -25,7 +25,7 @@ from tests.shardset.decode.test_crops import one
 from trainer.data.preparation import eval_spec, train_spec
 
 SIZE = (52, 37)
-FILES = {
+FILES: dict = {
     "jpg": ("JPEG", {"quality": 95}),
     "progressive jpg": ("JPEG", {"quality": 95, "progressive": True}),
     "png": ("PNG", {}),

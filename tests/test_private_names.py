@@ -13,7 +13,7 @@ BEAM, HANDLERS = "apache_beam", "apache_beam/runners/portability/fn_api_runner/w
 
 # distribution, the version that it was seen in, file, the file of ours that uses it: how each name
 # is defined there
-USED = {
+USED: dict = {
     ("apache-beam", "2.77.0", f"{BEAM}/options/pipeline_options.py", "runners/options.py"): (
         "class _BeamArgumentParser(",
         "def _add_argparse_args(",
@@ -83,7 +83,7 @@ def missing(distribution: str, seen: str, file: str, user: str, definition: str)
 @pytest.mark.parametrize("place", USED)
 def test_the_private_names_of_a_library_are_still_there(place):
     try:
-        sentences = [missing(*place, definition) for definition in USED[place]]
+        sentences = [missing(*(*place, definition)) for definition in USED[place]]
     except importlib.metadata.PackageNotFoundError:
         pytest.skip(f"{place[0]} is not installed")
     assert not any(sentences), sentences

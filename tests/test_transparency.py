@@ -102,7 +102,7 @@ def with_channel(bits: int, channels: int) -> tuple[bytes, np.ndarray]:
     return data, pixels if channels == 4 else pixels[:, :, [0, 0, 0, 1]]
 
 
-KINDS = {
+KINDS: dict = {
     **{f"grey {bits}": lambda bits=bits: with_a_colour(bits, 1) for bits in (1, 2, 4, 8, 16)},
     "grey 8, a bit that is not used": lambda: with_a_colour(8, 1, 0x100),
     "grey 2, a bit that is not used": lambda: with_a_colour(2, 1, 0x10),
@@ -213,7 +213,7 @@ def test_a_colour_is_named_or_written_in_hexadecimal_and_is_of_use():
         with pytest.raises(ConfigError, match="expected white, black, grey or #rrggbb"):
             parse(text)
     with pytest.raises(ConfigError, match="expected three levels"):
-        check("red-ish")
+        check("red-ish")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="--background is for images that are re-encoded"):
         ImageOptions(background=(0, 0, 0))
 

@@ -101,7 +101,7 @@ class ConfigFlags:
 
 
 def add_config_flags(
-    verb: argparse.ArgumentParser,
+    verb: Parser,
     keys: Collection[str] = FLAGS,
     base: str = "follow from the data if they say `auto`",
 ) -> None:

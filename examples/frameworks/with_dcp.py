@@ -13,9 +13,9 @@ from shardset.adapters.torch import TensorStream
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(make_model())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-where = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+where: dict = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
 stream = shardset.Stream("shards", "train", global_batch_size=16, image_size=32, **where)
-saved = {"model": model.state_dict(), "stream": stream}
+saved: dict = {"model": model.state_dict(), "stream": stream}
 if Path("checkpoint").exists():
     dcp.load(saved, checkpoint_id="checkpoint")
     model.load_state_dict(saved["model"])

@@ -4,10 +4,10 @@ import builtins
 import operator
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,7 +114,15 @@ class SampleSet:
         """Samples of the split or view."""
         return self.view.selection.num_kept
 
-    def __getitem__(self, index: int | str) -> Any:
+    def __iter__(self) -> Iterator[Any]:
+        """All samples, one after the other.
+
+        Yields:
+            What `samples[index]` gives for each number.
+        """
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, index: SupportsIndex | str) -> Any:
         """A sample by number or key.
 
         Args:
@@ -131,7 +139,7 @@ class SampleSet:
         """
         return self.__getitems__([index])[0]
 
-    def __getitems__(self, indexes: Sequence[int | str]) -> list[Any]:
+    def __getitems__(self, indexes: Sequence[SupportsIndex | str]) -> list[Any]:
         """Several samples, which are read from a bucket at the same time.
 
         Args:
@@ -144,8 +152,8 @@ class SampleSet:
             self.id_of(index) if isinstance(index, str) else self._checked(index)
             for index in indexes
         ]
-        samples = self._read(np.array(ids, dtype=np.int64)) if ids else []
-        return samples if self.transform is None else [self.transform(sample) for sample in samples]
+        samples = self._read(np.array(ids, np.int64)) if ids else []
+        return samples if self.transform is None else [*map(self.transform, samples)]
 
     def __contains__(self, index: object) -> bool:
         """Whether there is a sample of this number or key."""
@@ -160,7 +168,9 @@ class SampleSet:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: each for name, each in self.__dict__.items() if name != "_keys_and_ids"}
+        state = {**self.__dict__}
+        state.pop("_keys_and_ids", None)
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -201,7 +211,7 @@ class SampleSet:
     def _find(self, key: str) -> int | None:
         keys, ids = self._keys_and_ids
         wanted = key.encode("ascii", "replace")
-        at = int(np.searchsorted(keys, np.bytes_(wanted)))
+        at = np.searchsorted(keys, np.bytes_(wanted))
         return int(ids[at]) if at < len(keys) and keys[at] == wanted else None
 
     @cached_property
@@ -212,13 +222,13 @@ class SampleSet:
         ids = ids[self.view.selection.has(ids)]
         return keys[ids], ids
 
-    def _checked(self, index: int) -> int:
-        index = operator.index(index)
-        number = index + len(self) if index < 0 else index
-        if not 0 <= number < len(self):
+    def _checked(self, index: SupportsIndex) -> int:
+        try:
+            number = range(len(self))[operator.index(index)]
+        except IndexError:
             raise IndexError(
                 f"there is no sample {index} in split {self.split_name!r} of {len(self)} samples"
-            )
+            ) from None
         return self.view.selection.id_of(np.array(number)).item()
 
     def _read(self, ids: NDArray[np.int64]) -> list[Sample]:
@@ -274,13 +284,13 @@ def open(
     """
     loaded = load_set(manifest_url)
     if split is None:
-        if len(loaded.manifest.splits) > 1:
-            names = sorted(loaded.manifest.splits)
+        names = sorted(loaded.manifest.splits)
+        if len(names) > 1:
             raise ConfigError(
                 f"the shard set has several splits, {', '.join(names)}; name one: open(url,"
                 f" {names[0]!r})"
             )
-        [split] = loaded.manifest.splits
+        [split] = names
     return SampleSet(loaded, split, transform)
 
 

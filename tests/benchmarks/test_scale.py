@@ -16,7 +16,7 @@ def test_a_plan_is_a_few_numbers_whatever_its_size_and_its_groups_are_equal(n):
     plan = scale.plan_of(n)
     assert len(pickle.dumps(plan)) < 1_000
     shards = np.arange(plan.num_shards)
-    shard_sizes = [plan.shard_size(shard) for shard in shards]
+    shard_sizes = [plan.shard_size(shard) for shard in shards.tolist()]
     sizes = np.bincount(plan.group_of(shards), weights=shard_sizes, minlength=plan.num_groups)
     assert sizes.sum() == n
     assert sizes.max() <= layout.MAX_BATCH + plan.shard_size(0)

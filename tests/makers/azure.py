@@ -29,7 +29,7 @@ def azurite(log: Path) -> Iterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}/{ACCOUNT}"
     words = [
-        PROGRAM,
+        str(PROGRAM),
         "--inMemoryPersistence",
         "--blobPort",
         f"{port}",

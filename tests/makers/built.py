@@ -2,13 +2,13 @@
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from pipelines.build import build
+from pipelines.check.inspect import inspect
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
 from pipelines.plan import paths
-from pipelines.sets.compact import Compacted, compact
+from pipelines.sets.compact import compact
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import Manifest
@@ -19,16 +19,9 @@ HERE = ["--direct_running_mode=in_memory"]
 NOW, DAY = datetime(2026, 1, 1, tzinfo=UTC), timedelta(1)
 
 
-def config_of(raw: Path | str, output: Path | str, **options: object) -> BuildConfig:
-    return BuildConfig(
-        **{
-            "source": "folder",
-            "input": str(raw),
-            "output": str(output),
-            "num_shards": {"": 3},
-            **options,
-        }
-    )
+def config_of(raw: Path | str, output: Path | str, **options) -> BuildConfig:
+    options = {"source": "folder", "num_shards": {"": 3}, **options}
+    return BuildConfig(input=str(raw), output=str(output), **options)
 
 
 def built(config: BuildConfig) -> Manifest:
@@ -56,9 +49,9 @@ def append_of(output: Path | str, raw: Path, *images: str) -> BuildConfig:
     return config_of(write_images(raw, images), output, num_shards={"": 1}, append="none")
 
 
-def forget(folder: Path | str, *keys: str, **options: Any) -> Compacted:
+def forget(folder: Path | str, *keys: str, **options):
     """Compacts a set at NOW, without waiting, unless the options say more."""
-    return compact(str(folder), keys, **{"grace": timedelta(0), "now": NOW} | options)
+    return compact(str(folder), keys, **{"grace": timedelta(0), "now": NOW, **options})
 
 
 def unfinished(raw: Path, output: Path, tool: str | None = None) -> BuildConfig:
@@ -71,6 +64,11 @@ def unfinished(raw: Path, output: Path, tool: str | None = None) -> BuildConfig:
         begun = planned.record_of(output, paths.BUILD)
         planned.rewrite(output, paths.BUILD, begun | {"tool": tool})
     return config
+
+
+def inspected(url: Path | str, **which):
+    """What `inspect` answers: samples, or an overview."""
+    return inspect(str(url), **which)
 
 
 def add(raw: Path, name: str, data: bytes) -> None:

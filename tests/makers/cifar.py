@@ -116,7 +116,7 @@ class _Python2Pickler:
     def write(self, value: Any) -> bytes:
         if isinstance(value, bool) or value is None:
             return {True: b"\x88", False: b"\x89", None: b"N"}[value]
-        writers = {
+        writers: dict = {
             int: self._int,
             str: self._string,
             bytes: self._string,

@@ -92,7 +92,8 @@ def _saved() -> Iterator[tuple[str, ImageFile]]:
 
 def _marked(data: bytes, transform: int | None, ids: bytes, jfif: bool) -> bytes:
     """A JPEG with Adobe's marker and JFIF's or without, and with other component ids."""
-    out, at = [data[:2]], 2
+    out: list = [data[:2]]
+    at = 2
     if transform is not None:
         out.append(b"\xff\xee\0\x0eAdobe\0\x64\0\0\0\0" + bytes([transform]))
     while True:
@@ -122,9 +123,9 @@ def _jpegs() -> Iterator[tuple[str, ImageFile]]:
                 data = _marked(encoded(_with_alpha(mode), "JPEG"), transform, ids, jfif)
                 yield name, ImageFile("jpg", data)
     for at, value, name in ((4, 12, "of 12 bits"), (9, 2, "of 2 bands")):
-        data = bytearray(jpeg())
-        data[data.index(b"\xff\xc0") + at] = value
-        yield f"jpg {name}", ImageFile("jpg", bytes(data), UNSUPPORTED)
+        odd = bytearray(jpeg())
+        odd[odd.index(b"\xff\xc0") + at] = value
+        yield f"jpg {name}", ImageFile("jpg", bytes(odd), UNSUPPORTED)
 
 
 def _tiff(

@@ -23,14 +23,14 @@ def picture(seed: int = 0, size: tuple[int, int] = SIZE) -> Image.Image:
     return Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
 
 
-def encoded(image: Image.Image, image_format: str, **options: object) -> bytes:
+def encoded(image: Image.Image, image_format: str, **options) -> bytes:
     """The bytes of `image` in a Pillow format."""
     buffer = io.BytesIO()
     image.save(buffer, image_format, **options)
     return buffer.getvalue()
 
 
-def jpeg(seed: int = 0, **options: object) -> bytes:
+def jpeg(seed: int = 0, **options) -> bytes:
     """A small JPEG."""
     return encoded(picture(seed), "JPEG", quality=90, **options)
 

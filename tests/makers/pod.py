@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -87,9 +86,7 @@ def main(
     xr.addressable_runtime_device_count = lambda: devices
     send = xm.send_cpu_data_to_device
 
-    def send_with_others(
-        tensors: list[torch.Tensor], device: Any, input_sharding: Any = None
-    ) -> list[torch.Tensor]:
+    def send_with_others(tensors, device, input_sharding=None):
         if input_sharding is not None:
             assert input_sharding.minibatch
             assert all(len(tensor) % devices == 0 for tensor in tensors)

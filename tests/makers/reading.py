@@ -1,5 +1,6 @@
 """A shard set in memory with a record of what is read from it, and readers of it gone through."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -7,8 +8,7 @@ import numpy as np
 from shardset.order.epoch import Order
 from shardset.order.lanes import rank_part
 from shardset.read import remote
-from shardset.storage.base import Stat
-from shardset.storage.memory import MemoryStorage
+from shardset.storage.base import Stat, Storage
 from shardset.stream.stream import Stream
 
 NUM_SAMPLES = 60
@@ -41,9 +41,9 @@ class RecordingStorage:
     read.
     """
 
-    inner: MemoryStorage
+    inner: Storage
     reads: list = field(default_factory=list)
-    before: object = lambda number, name: None
+    before: Callable = lambda number, name: None
     looks: list = field(default_factory=list)
     is_throttled: bool = False
 

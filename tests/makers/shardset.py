@@ -7,8 +7,7 @@ manifest = write_shard_set(storage, {"train": png_samples("train", 40), "val": p
 import io
 import itertools
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -52,7 +51,7 @@ def pixels(serial: int, height: int, width: int) -> np.ndarray:
     )
 
 
-def encode(image: np.ndarray, file_format: str, **options: object) -> bytes:
+def encode(image: np.ndarray, file_format: str, **options) -> bytes:
     """The picture as the bytes of a PNG, JPEG, PPM, WEBP ... file."""
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, file_format, **options)
@@ -101,22 +100,22 @@ def jpeg_samples(
 
 
 def new_set(
-    samples: Sequence[StoredSample] | dict[str, Sequence[StoredSample]],
+    samples: Sequence[StoredSample] | Mapping[str, Sequence[StoredSample]],
     url: object = None,
-    **options: Any,
+    **options,
 ) -> str:
     """The URL of a shard set of these samples, in memory unless `url` is given; a list becomes the
     split `train`.
     """
     url = str(url or f"memory://{uuid.uuid4().hex}/set")
-    splits = samples if isinstance(samples, dict) else {"train": samples}
+    splits = samples if isinstance(samples, Mapping) else {"train": samples}
     write_shard_set(open_storage(url), splits, **options)
     return url
 
 
 def write_shard_set(
     storage: Storage,
-    samples: dict[str, Sequence[StoredSample]],
+    samples: Mapping[str, Sequence[StoredSample]],
     *,
     num_shards: int = 2,
     num_classes: int = 10,
@@ -223,8 +222,8 @@ def _write_split(
         )
         for number, (start, stop) in enumerate(itertools.pairwise(cuts))
     ]
-    totals = sum(class_counts(labels, num_classes) for _, labels in written).tolist()
-    return _write_table(storage, name, [shard for shard, _ in written], totals)
+    totals = np.sum([class_counts(labels, num_classes) for _, labels in written], axis=0)
+    return _write_table(storage, name, [shard for shard, _ in written], totals.tolist())
 
 
 def _write_table(

@@ -23,7 +23,7 @@ class MemorySpool:
         return bytes(self.data[extent.offset : extent.offset + extent.num_bytes])
 
 
-def read(source: Source, spool: MemorySpool | None = None) -> list[RawSample | Rejected]:
+def read(source: Source, spool: MemorySpool | None = None) -> list:
     """All samples, as workers have them: the source pickled, the units as JSON."""
     spool, worker = spool or MemorySpool(), pickle.loads(pickle.dumps(source))
     units = json.loads(json.dumps([*source.survey().units]))

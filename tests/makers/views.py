@@ -23,7 +23,7 @@ def small_set(folder: str | None = None) -> tuple[str, LoadedSet]:
 
 
 def put_view(
-    url: str, loaded: LoadedSet, *, head: dict[str, object] | None = None, **columns: object
+    url: str, loaded: LoadedSet, *, head: dict[str, object] | None = None, **columns
 ) -> str:
     """Writes a view with these columns beside a set, as a program without shardset would; returns
     its address.

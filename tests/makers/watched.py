@@ -72,7 +72,8 @@ def act(what: str, own: heartbeat.HeartbeatClient) -> None:
 
 if __name__ == "__main__":
     try:
-        main(*map(int, sys.argv[1:4]), sys.argv[4])
+        port, host, num_hosts = map(int, sys.argv[1:4])
+        main(port, host, num_hosts, sys.argv[4])
     except PeerLost:
         sys.exit(CAUGHT)
     except Preempted:

@@ -16,7 +16,7 @@ from pipelines import cli
 def quick_beam() -> Iterator[None]:
     inspect, found = userstate.get_dofn_specs, dict[type, Any]()
 
-    def specs(step: object) -> Any:
+    def specs(step):
         if type(step) not in found:
             found[type(step)] = inspect(step)
         return found[type(step)]

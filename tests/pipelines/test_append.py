@@ -11,7 +11,6 @@ import shardset
 from pipelines import build as builds
 from pipelines.begin import prepare
 from pipelines.build import build
-from pipelines.check import inspect
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
 from pipelines.plan.append import extended_classes
@@ -25,7 +24,7 @@ from shardset.format import naming, versions
 from shardset.format.manifest import ClassInfo
 from shardset.read.indexes import read_index, read_rows
 from shardset.storage.local import LocalStorage
-from tests.makers.built import HERE, add, built, config_of
+from tests.makers.built import HERE, add, built, config_of, inspected
 from tests.makers.folders import write_images
 from tests.makers.images import image_bytes
 from tests.makers.reading import together
@@ -110,10 +109,10 @@ def test_the_rows_of_an_old_group_are_read_by_its_own_fields(old, more):
 def test_old_and_new_samples_are_found_by_their_original_names(old, more):
     build(append_of(more, old), HERE)
     for name in ("cat/old 001.png", "ant/new0.jpg"):
-        [sample] = inspect.inspect(str(old), name=name)
+        [sample] = inspected(old, name=name)
         assert sample.name.endswith(name)
     with pytest.raises(ConfigError, match=r"cat/bad\.png"):
-        inspect.inspect(str(old), name="cat/bad.png")
+        inspected(old, name="cat/bad.png")
 
 
 def test_an_append_writes_little_more_than_the_new_images(old, tmp_path):
@@ -136,9 +135,9 @@ def test_a_name_is_found_where_only_the_plan_of_another_shard_is_gone(old, more)
     build(append_of(more, old), HERE)
     for path in old.glob("plan/shards/train-00000*"):
         path.unlink()
-    assert inspect.inspect(str(old), name="ant/new0.jpg")[0].name.endswith("ant/new0.jpg")
+    assert inspected(old, name="ant/new0.jpg")[0].name.endswith("ant/new0.jpg")
     with pytest.raises(ConfigError, match=r"train/train-000000\.tar and 2 more; search by --key"):
-        inspect.inspect(str(old), name="cat/old 001.png")
+        inspected(old, name="cat/old 001.png")
 
 
 def test_older_versions_are_not_read_to_append_or_verify(old, more, monkeypatch):

@@ -88,9 +88,7 @@ def test_without_verification_an_image_that_can_not_be_encoded_is_named_with_wha
     assert whole.quarantine.count == 1
 
 
-def built_of_tar(
-    tmp_path: Path, files: dict[str, bytes], **options: object
-) -> tuple[Manifest, list[dict]]:
+def built_of_tar(tmp_path: Path, files: dict[str, bytes], **options) -> tuple[Manifest, list[dict]]:
     """The set of one tar with these members, whatever part of it is bad,
     and its quarantine list.
     """

@@ -106,7 +106,7 @@ def test_an_archive_of_cifar_becomes_png_shards_with_the_right_pictures(tmp_path
 
 def test_a_parquet_of_hugging_face_is_stored_byte_for_byte_without_its_bad_image(tmp_path):
     images = [image_bytes(number, "jpg") for number in range(12)]
-    rows = [
+    rows: list[dict] = [
         {"image": {"bytes": data, "path": f"{n}.jpg"}, "label": n % 2}
         for n, data in enumerate(images)
     ]

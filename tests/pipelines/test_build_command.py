@@ -8,6 +8,7 @@ import pytest
 from rich.filesize import decimal
 
 from pipelines import cli as command
+from pipelines import parsers
 from pipelines.config import BuildConfig
 from shardset.settings import record_of
 from tests.makers import odd_images
@@ -172,13 +173,13 @@ def test_what_a_flag_says_of_several_splits_may_be_given_one_at_a_time(tmp_path)
     words += ["--num-shards", "test=2", "--holdout", "test=0.1", "--holdout", "val=0.2"]
     words += ["--class-depth", "2", "--path-column", "photo", "--label-column", ""]
     words += ["--only-shards", "train:0", "--only-shards", "test:1"]
-    args = record_of(BuildConfig, command.parser().parse_args(words))
+    args = record_of(BuildConfig, parsers.parser().parse_args(words))
     assert args.num_shards == {"train": 3, "test": 2}
     assert args.holdout == {"test": 0.1, "val": 0.2}
     assert (args.class_depth, args.path_column, args.label_column) == (2, "photo", "")
     assert args.only_shards == {("train", 0), ("test", 1)}
     assert args.repeat == {}
-    assert command.parser().parse_args(["export", "out", "--to", "wids", "--to", "hf,wids"]).to == [
+    assert parsers.parser().parse_args(["export", "out", "--to", "wids", "--to", "hf,wids"]).to == [
         "wids",
         "hf",
         "wids",

@@ -46,7 +46,7 @@ def stock(folder: Path) -> dict[str, dict[str, bytes]]:
     return {one["__key__"]: {name: one[name] for name in one if name[0] != "_"} for one in samples}
 
 
-def quarantined(place: Path) -> list[dict[str, object]]:
+def quarantined(place: Path) -> list[dict]:
     return [json.loads(line) for line in (place / "quarantine.jsonl").read_text().splitlines()]
 
 

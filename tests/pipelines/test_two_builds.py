@@ -63,7 +63,7 @@ def test_a_shard_of_unknown_origin_is_refused_and_its_removal_helps(raw, storage
 def test_builds_that_differ_are_told_their_options_or_their_input_and_nothing_else(raw, storage):
     config = config_of(raw, storage.url, max_bad_fraction=0.2)
     prepare(config, storage)
-    others = {
+    others: dict = {
         r"seed was 0 and is 1": {"seed": 1},
         r"num_shards was [^;]* and is [^;]*; seed was 0 and is 1": {
             "num_shards": {"": 2},

@@ -38,11 +38,10 @@ def write_mixed(output: str) -> None:
     """Ten samples for train, of JPEGs, colour and grey pixels, and three without labels for val."""
     with shardset.Writer(output, samples_per_shard=4, classes=["cat", "dog", "owl"]) as writer:
         for number in range(10):
-            image = [jpeg(number), pixels(number, 16, 16), pixels(number, 16, 16)[:, :, 0]][
-                number % 3
-            ]
+            grid = pixels(number, 16, 16)
+            images: list = [jpeg(number), grid, grid[:, :, 0]]
             note = {"number": number} if number > 6 else None
-            writer.write(image=image, label=number % 3, key=f"a/{number}", json=note)
+            writer.write(image=images[number % 3], label=number % 3, key=f"a/{number}", json=note)
         for number in range(3):
             writer.write(image=pixels(number, 200, 200), split="val")
 

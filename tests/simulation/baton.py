@@ -135,7 +135,9 @@ class Baton:
         _thread.start_new_thread(self._live, (task, function))
         return task
 
-    def start(self, function: Callable[[], Any], name: str, process: Process | None = None) -> Task:
+    def start(
+        self, function: Callable[..., Any], name: str, process: Process | None = None
+    ) -> Task:
         """A thread whose errors are for whoever looks at `error`; by default of a process of its
         own.
         """
@@ -160,7 +162,7 @@ class Baton:
         running = self._running
         return running if running and running.ident == _thread.get_ident() else None
 
-    def wait(self, ready: Callable[[], bool] | None = None, seconds: float = FOREVER) -> None:
+    def wait(self, ready: Callable[..., bool] | None = None, seconds: float = FOREVER) -> None:
         """Hands the baton on until `ready`, or for some seconds."""
         me = self.current()
         if me is None or self._is_over:

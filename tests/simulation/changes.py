@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from pipelines.build import build
-from pipelines.sets.compact import Compacted, compact
+from pipelines.sets.compact import compact
+from pipelines.sets.retire import Compacted
 from pipelines.sets.versions import tag
 from pipelines.sets.view import Choice, make_view
 from shardset.errors import ConfigError, ManifestError, ShardsetError, TransientError
@@ -284,9 +285,9 @@ class Changes(Builds):
             )
         for split, keys in before.keys.items():
             kept = [key for key in keys if key in version.samples]
-            found = version.keys.get(split, [])
-            if found[: len(kept)] != kept:
-                self.baton.fail(f"the keys of {split} were {keys} and are {found}")
+            there = version.keys.get(split, [])
+            if there[: len(kept)] != kept:
+                self.baton.fail(f"the keys of {split} were {keys} and are {there}")
         self.newest, version.retired = version, FOREVER
         for other in self.versions.values():
             if other.retired == FOREVER and other.samples & (before.samples - version.samples):

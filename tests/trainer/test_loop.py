@@ -48,7 +48,7 @@ from trainer.model.build import tiny_resnet
 from trainer.model.learner import Learner
 from trainer.run_folder import checkpoint
 from trainer.run_folder.checkpoint import new_state_name
-from trainer.run_folder.names import from_anywhere, log_name
+from trainer.run_folder.names import folder_of, from_anywhere, log_name
 from trainer.runtime import preemption
 from trainer.runtime.base import Single, Step
 from trainer.runtime.launch import launch
@@ -345,7 +345,7 @@ def test_a_refused_run_leaves_the_record_of_the_run_that_was(
 def test_a_run_that_began_at_another_runs_checkpoint_goes_on_from_its_own(
     manifest: str, undisturbed: Path, tmp_path: Path
 ) -> None:
-    config = tiny_config(manifest, tmp_path, resume=f"{undisturbed}/{checkpoint.folder_of(STEPS)}")
+    config = tiny_config(manifest, tmp_path, resume=f"{undisturbed}/{folder_of(STEPS)}")
     run(replace(config, max_steps=STEPS + 2))
     run(config)
     assert losses(tmp_path) == losses(undisturbed)[STEPS:]
@@ -358,13 +358,13 @@ def test_a_run_does_not_go_back_in_its_own_folder(manifest: str, tmp_path: Path)
     # Its later checkpoints would count as the newest ones, and what it saves be removed for them.
     config = tiny_config(manifest, tmp_path, max_steps=6, checkpoint_every_steps=3)
     run(config)
-    older = f"{tmp_path}/{checkpoint.folder_of(3)}"
+    older = f"{tmp_path}/{folder_of(3)}"
     with pytest.raises(
         ConfigError, match=r"step 6, so it can't resume from .*000003.*; take another --run-dir"
     ):
         run(replace(config, resume=older))
     run(replace(config, resume=older, run_dir=str(tmp_path / "other")))
-    run(replace(config, max_steps=7, resume=f"{tmp_path}/{checkpoint.folder_of(6)}"))
+    run(replace(config, max_steps=7, resume=f"{tmp_path}/{folder_of(6)}"))
     run(replace(config, max_steps=8, resume=str(tmp_path)))
 
 
@@ -599,7 +599,7 @@ def test_samples_that_were_not_those_of_the_plan_stop_the_run(
 
 
 def die_while_saving(folder: str) -> None:
-    with open_storage(folder).writer(checkpoint.folder_of(9) + new_state_name()) as writer:
+    with open_storage(folder).writer(folder_of(9) + new_state_name()) as writer:
         writer.write(bytes(1 << 20))
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -614,7 +614,7 @@ def test_what_a_kill_leaves_of_a_checkpoint_goes_when_the_run_goes_on(
     )
     child.start()
     child.join()
-    left = tmp_path / checkpoint.folder_of(9)
+    left = tmp_path / folder_of(9)
     assert [path.stat().st_size for path in left.iterdir()] == [1 << 20]
     run(replace(config, max_steps=4))
     assert not left.exists()

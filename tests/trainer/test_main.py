@@ -16,7 +16,7 @@ from tests.makers.shardset import new_set, png_samples
 from tests.makers.training import losses, tiny_flags
 from trainer import cli as command
 from trainer.recipes import RECIPES
-from trainer.run_folder import checkpoint
+from trainer.run_folder import names
 
 
 def test_a_run_by_command_line(
@@ -129,12 +129,12 @@ def test_ctrl_c_ends_a_training_with_code_130_and_one_sentence_and_the_same_comm
     words = ["train", *tiny_flags(manifest, tmp_path), "--epochs", "1000"]
     code, errors = interrupted(
         [*words, "--strategy", strategy],
-        lambda: bool(checkpoint.steps(open_storage(str(tmp_path)))),
+        lambda: bool(names.steps(open_storage(str(tmp_path)))),
     )
     assert code == INTERRUPTED
     assert errors.endswith("stopped; the same command continues\n")
     assert "Traceback" not in errors
-    saved = checkpoint.steps(open_storage(str(tmp_path)))[-1]
+    saved = names.steps(open_storage(str(tmp_path)))[-1]
     assert command.main([*words, "--max-steps", str(saved + 1)]) == OK
     assert len(losses(tmp_path)) > saved
 

@@ -39,7 +39,7 @@ def test_a_run_trains_on_a_view_and_is_explained(view: str, tmp_path: Path) -> N
     [epoch], [evaluation] = read_records(tmp_path, "epoch"), read_records(tmp_path, "eval")
     assert (epoch["samples"], evaluation["samples"]) == (len(KEPT), len(KEPT))
     assert json.loads((tmp_path / "order.json").read_text())["view"] == load(view).digest
-    timetable = timetable_of(*opened(str(tmp_path)))
+    timetable = timetable_of(*opened(str(tmp_path)))  # type: ignore[arg-type]  # no mixture
     assert timetable.num_steps == 6
     rows = explain_step(timetable, 0).rows
     assert {row["label"] for row in rows} == {3}

@@ -314,7 +314,7 @@ class CheckpointWriter:
         self,
         storage: Storage,
         keep: int,
-        before_commit: Callable[[], None] = lambda: None,
+        before_commit: Callable[[], object] = lambda: None,
         tell: Callable[[str], None] = lambda text: None,
         lock: RunLock = UNRIVALLED,
     ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shardset.errors import DOCS, ConfigError
-from shardset.program import PREEMPTED
+from shardset.program import PREEMPTED, Parser
 from shardset.version import __version__
 from trainer.config import check_addresses
 from trainer.errors import CloudError, Preempted
@@ -52,7 +52,7 @@ def register(verbs: Any) -> None:
         "tpu", help="the Cloud TPU API, v2 to v6e: TPU VMs by gcloud", allow_abbrev=False
     )
     verbs_of_tpu = top.add_subparsers(required=True, metavar="VERB")
-    added: dict[CommandsOf, argparse.ArgumentParser] = {}
+    added: dict[CommandsOf, Parser] = {}
 
     def flag(name: str, text: str, *of: CommandsOf, **options: Any) -> None:
         for commands_of in of or VERBS:

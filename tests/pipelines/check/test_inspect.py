@@ -213,7 +213,7 @@ def test_questions_without_an_answer_are_refused(capsys):
 @pytest.mark.parametrize(("width", "whole"), [(60, True), (40, False)])
 def test_a_narrow_terminal_folds_names_and_never_shows_another_number(width, whole):
     empty = overview(made().manifest, "") | {"classes": [], "shards": []}
-    sizes = {"num_samples": 1281167, "num_shards": 1024, "smallest": 1252, "largest": 1252}
+    sizes: dict = {"num_samples": 1281167, "num_shards": 1024, "smallest": 1252, "largest": 1252}
     sizes |= {"num_bytes": 147897477120, "fields": ["jpg"]}
     row = replace(empty["splits"][0], name="validation", **sizes)
     text = shown(render_overview(empty | {"splits": [row]}), width)

@@ -66,13 +66,13 @@ def sentences(report: VerifyReport) -> str:
     return "\n".join(f"{problem.where}: {problem.sentence}" for problem in report.problems)
 
 
-def change_split(storage: Storage, manifest: Manifest, **changes: object) -> None:
+def change_split(storage: Storage, manifest: Manifest, **changes) -> None:
     """Publishes a manifest whose training split is changed."""
     train = replace(manifest.splits["train"], **changes)
     publish(storage, replace(manifest, splits={**manifest.splits, "train": train}))
 
 
-def change_shard(storage: Storage, manifest: Manifest, **changes: object) -> None:
+def change_shard(storage: Storage, manifest: Manifest, **changes) -> None:
     """Publishes a manifest that seals the first training shard as changed."""
     first, *others = manifest.splits["train"].shards
     replace_shards(storage, manifest, "train", [replace(first, **changes), *others])
@@ -87,7 +87,7 @@ def put_index(storage: Storage, manifest: Manifest, change: Callable[[np.ndarray
     change_shard(storage, manifest, index=entry)
 
 
-def change_index(storage: Storage, manifest: Manifest, **values: object) -> None:
+def change_index(storage: Storage, manifest: Manifest, **values) -> None:
     """The same with values of its second row changed."""
 
     def changed(index: np.ndarray) -> bytes:
@@ -98,7 +98,7 @@ def change_index(storage: Storage, manifest: Manifest, **values: object) -> None
     put_index(storage, manifest, changed)
 
 
-def change_table(storage: Storage, manifest: Manifest, **changes: object) -> None:
+def change_table(storage: Storage, manifest: Manifest, **changes) -> None:
     """Publishes a manifest whose table of training shards is changed."""
     group = replace(manifest.splits["train"].groups[0], **changes)
     change_split(storage, manifest, shards=StoredShards([group]))

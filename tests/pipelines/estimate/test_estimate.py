@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from pipelines.estimate.stored import from_manifest, from_numbers
 from shardset.decode.crops import CenterCrop, PadCrop
 from shardset.decode.image import ImageSpec
 from shardset.stream.stream import Stream
+from tests.makers.built import config_of
 from tests.makers.folders import write_class_folders
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -143,14 +145,13 @@ def built(tmp_path_factory) -> BuildConfig:
     """A built set of 50 images: the raw files are in `input`."""
     folder = tmp_path_factory.mktemp("built")
     raw = write_class_folders(folder / "raw", ["cat", "dog"], 25)
-    output, sizes = str(folder / "out"), {"num_shards": {"": 4}, "remainder": "pad"}
-    config = BuildConfig(source="folder", input=str(raw), output=output, **sizes)
+    config = config_of(raw, folder / "out", num_shards={"": 4}, remainder="pad")
     build(config, HERE)
     return config
 
 
 def test_numbers_foresee_what_a_build_makes(built):
-    mean_bytes = np.mean([path.stat().st_size for path in Path(built.input).rglob("*.*")])
+    mean_bytes = fmean(path.stat().st_size for path in Path(built.input).rglob("*.*"))
     bare = BareNumbers(samples={"train": 50}, mean_bytes=mean_bytes, classes=2)
     numbers = from_numbers(built, bare)
     foreseen, made = numbers.splits["train"], from_manifest(built.output).splits["train"]
@@ -162,7 +163,7 @@ def test_numbers_foresee_what_a_build_makes(built):
 
 @pytest.mark.parametrize("num_readers", [1, 2, 4])
 def test_a_stream_has_the_steps_and_the_memory_that_were_foreseen(built, num_readers):
-    options = {"global_batch_size": 16, "num_lanes": 8, "block_size": 5, "window": 6}
+    options: dict = {"global_batch_size": 16, "num_lanes": 8, "block_size": 5, "window": 6}
     reading = Reading(num_replicas=4, num_hosts=num_readers, image_size=16, **options)
     foreseen = estimate(from_manifest(built.output), "train", reading)
     image = ImageSpec(size=16, crop=CenterCrop(16))

@@ -19,7 +19,7 @@ from tests.makers.shardset import jpeg_samples, new_set, png_samples, publish, p
 FOR_ALL_SETS = ["wids", "hf"]
 
 
-def made(**changes: object) -> tuple[Storage, Manifest]:
+def made(**changes) -> tuple[Storage, Manifest]:
     """Splits train (11 PNGs, 3 shards of 3 and 4) and test (5 JPEGs) in memory."""
     samples = {"train": png_samples("train", 11, size=8), "test": jpeg_samples("test", 5)}
     manifest, storage, _ = manifests.load(new_set(samples | changes, num_shards=3))

@@ -93,8 +93,8 @@ def test_a_jpeg_or_png_cut_anywhere_is_refused(missing):
 
 def test_the_shorter_side_becomes_the_wanted_one_and_the_picture_stays():
     data = odd_images.encoded(odd_images.picture(size=(500, 375)), "JPEG")
-    field, small = encode(data, "jpg", "", ImageOptions(resize_shorter=256))
-    assert (field, opened(small).size) == ("jpg", (341, 256))
+    field, found = encode(data, "jpg", "", ImageOptions(resize_shorter=256))
+    assert (field, opened(found).size) == ("jpg", (341, 256))
     data = odd_images.encoded(odd_images.picture(size=(1200, 800)), "JPEG", quality=95)
     small = opened(encode(data, "jpg", "", ImageOptions(resize_shorter=32))[1])
     assert difference(small, odd_images.picture()) < 4

@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 from pipelines import cli
-from pipelines.config import BuildConfig
 from pipelines.images import jpeg_restart
 from pipelines.images.check import examine
 from pipelines.images.encode import encode, libraries
@@ -20,10 +19,10 @@ from pipelines.images.options import ImageOptions
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format.manifest import load
 from tests.makers import odd_images
-from tests.makers.built import HERE, add
+from tests.makers.built import HERE, add, config_of
 from tests.makers.stored import samples_of
 
-KINDS = {
+KINDS: dict = {
     "4:2:0": {"subsampling": "4:2:0"},
     "4:2:2": {"subsampling": "4:2:2"},
     "4:4:4": {"subsampling": "4:4:4"},
@@ -99,9 +98,8 @@ def test_what_is_no_whole_jpeg_is_never_an_error():
 
 
 def test_images_that_nobody_decoded_are_not_rewritten():
-    options = {"verify": "header", "image": ImageOptions(jpeg_restart=True)}
     with pytest.raises(ConfigError, match="--verify decode"):
-        BuildConfig(source="folder", input="in", output="out", **options)
+        config_of("in", "out", verify="header", image=ImageOptions(jpeg_restart=True))
 
 
 def test_the_build_rewrites_jpegs_only_and_only_when_asked_also_resized_ones():

@@ -28,7 +28,7 @@ BALANCES = st.sampled_from(["none", "stratified"])
 REMAINDERS = st.sampled_from(["spread", "drop", "pad"])
 
 
-def a_plan(labels: list[int], sizing: Sizing, balance: str) -> SplitPlan:
+def a_plan(labels: list[int], sizing: Sizing, balance) -> SplitPlan:
     return plan_split(
         "train",
         Counter(labels),

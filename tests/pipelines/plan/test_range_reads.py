@@ -3,6 +3,7 @@
 import threading
 import time
 import uuid
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
@@ -98,15 +99,13 @@ def test_a_read_that_fails_and_a_reader_that_stops_leave_room_for_the_others():
     for _ in range(2 * storage.reads_at_once):
         with pytest.raises(ChangedInput, match=r"gone\.tar: not the object that was planned"):
             list(fetch(gone, storage, NOWHERE))
-        stopped = fetch(extents(storage.inner), storage, NOWHERE)
-        next(stopped)
-        stopped.close()
+        with closing(fetch(extents(storage.inner), storage, NOWHERE)) as stopped:
+            next(stopped)
     asked = []
     groups = (asked.append(group) or group for group in extents(storage.inner))
-    last = fetch(groups, storage, NOWHERE)
-    next(last)
-    assert len(asked) == storage.reads_at_once
-    last.close()
+    with closing(fetch(groups, storage, NOWHERE)) as last:
+        next(last)
+        assert len(asked) == storage.reads_at_once
 
 
 @pytest.mark.gcs

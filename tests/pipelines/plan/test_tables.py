@@ -12,6 +12,7 @@ from pipelines.plan import tables
 from pipelines.plan.tables import Content, UnitRow
 from pipelines.sources.base import Extent
 from shardset.errors import ConfigError
+from shardset.format.originals import REFERENCE
 
 KEYS = st.lists(st.text() | st.text("aZ0_+=-/@.\n", max_size=80))
 
@@ -86,9 +87,9 @@ def test_of_many_rows_each_takes_less_than_80_bytes_and_of_many_references_less_
         "source": numbers,
         "copy": 0 * numbers,
     }
-    assert len(
-        tables.references_to_bytes(tables.from_columns(tables.REFERENCE, columns))
-    ) < 180 * len(table)
+    assert len(tables.references_to_bytes(tables.from_columns(REFERENCE, columns))) < 180 * len(
+        table
+    )
 
 
 @given(ROWS)
@@ -134,7 +135,7 @@ def test_rows_that_were_joined_put_in_another_order_and_cut_are_the_same_rows(un
     assert {name: again[name].to_pylist() for name in added} == {
         name: added[name].tolist() for name in added
     }
-    data = bytes(tables.references_to_bytes(again.select(tables.REFERENCE.names)))
+    data = bytes(tables.references_to_bytes(again.select(REFERENCE.names)))
     assert tables.rows_of(tables.references_from_bytes(data)) == [rows[row] for row in order]
 
 

@@ -38,7 +38,9 @@ def test_equal_images_have_the_same_checksum_and_size_and_show_every_split_and_l
         "split": [0, 0, 0, 0, 0, 0, 1],
         "label": [1, 2, 1, 1, 3, 1, 1],
     }
-    rows = np.rec.fromarrays(list(columns.values()), names=list(columns))
+    rows = np.rec.fromarrays(  # type: ignore[call-overload]
+        list(columns.values()), names=list(columns)
+    )
     found = alike.equal_images(rows, np.arange(7))
     assert [(group.samples, group.num_splits, group.num_labels) for group in found] == [
         ([1, 4], 1, 2),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from PIL import Image
 
 from pipelines import cli
 from pipelines.check.verify import verify
@@ -232,7 +233,7 @@ def test_a_set_without_images_or_classes_or_of_damage_alone_has_a_page():
 
 
 def test_an_image_that_does_not_decode_is_named():
-    deep = odd_images.encoded(odd_images.Image.new("F", (8, 8)), "TIFF")
+    deep = odd_images.encoded(Image.new("F", (8, 8)), "TIFF")
     deeps = [image_sample("deep", n, deep, "tif", 10) for n in range(2)]
     words = [
         StoredSample(key=f"text{n}", fields=(("txt", b"same"),), label=-1, source=n)

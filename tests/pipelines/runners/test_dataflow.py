@@ -16,13 +16,12 @@ from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 
 from pipelines.build import build
-from pipelines.config import BuildConfig
 from pipelines.runners import dataflow, errors
 from pipelines.runners import options as runner_options
 from shardset.errors import ConfigError, NotFound, ShardsetError, StorageError, TooManyBad
 from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
-from tests.makers.built import HERE
+from tests.makers.built import HERE, config_of
 from tests.makers.folders import upload, write_class_folders
 from tests.makers.stored import files_of
 from tests.pipelines.fake_dataflow import FakeDataflow, options_of, serve
@@ -271,8 +270,7 @@ def submit(
 
 def built_here(raw: str, folder: Path) -> dict[str, bytes]:
     """The files of the same set, built in this process."""
-    options = {"num_shards": {"": 3}, "holdout": {"test": 0.3}}
-    build(BuildConfig(source="folder", input=raw, output=str(folder / "out"), **options), HERE)
+    build(config_of(raw, folder / "out", holdout={"test": 0.3}), HERE)
     return files_of(folder / "out")
 
 

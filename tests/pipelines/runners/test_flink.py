@@ -36,8 +36,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, s3_server: str) -> Iterato
     jar = flink.FOLDER / flink.JOB_SERVER
     assert jar.exists(), "run `make flink` first"
     folder = tmp_path_factory.mktemp("flink")
-    ports = {"rest_port": rest, "rpc_port": rpc, "pool_port": pool}
-    with flink.Cluster(folder, jar, environment=s3_environment(s3_server), **ports) as found:
+    environment = s3_environment(s3_server)
+    with flink.Cluster(folder, jar, rest, rpc, pool, environment=environment) as found:
         yield found
 
 

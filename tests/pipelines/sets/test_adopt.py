@@ -12,14 +12,13 @@ import pytest
 import webdataset
 
 import shardset
-from pipelines.check.inspect import inspect
 from pipelines.config import AdoptConfig
 from pipelines.sets.adopt import adopt
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
 from shardset.storage.local import LocalStorage
 from shardset.storage.open import open_storage
-from tests.makers.built import HERE, add, built, config_of, forget, verified
+from tests.makers.built import HERE, add, built, config_of, forget, inspected, verified
 from tests.makers.folders import write_images
 from tests.makers.images import image_bytes
 from tests.makers.shardset import png_samples, put, write_shard_set
@@ -80,8 +79,8 @@ def write_tar(
         return
     for name, content in files:
         add(raw, name, content)
-    command = ["tar", f"--format={format}", "--sort=name", "-C", raw, "-cf", path, "."]
-    subprocess.run(command, check=True)
+    command = f"tar --format={format} --sort=name -C {raw} -cf {path} ."
+    subprocess.run(command.split(), check=True)
 
 
 def write_tars(folder: Path, *numbers: int) -> None:
@@ -102,7 +101,7 @@ def test_a_set_of_tars_of_others_is_what_webdataset_reads(how, format, tmp_path)
     assert manifest.split("t").groups[0].promises == ["equal"]
     assert [info.name for info in manifest.classes] == ["0", "1", "2"]
     verified(tmp_path)
-    assert [sample.label for sample in inspect(str(tmp_path), shard=1)] == [1, 2, 0, 1]
+    assert [sample.label for sample in inspected(tmp_path, shard=1)] == [1, 2, 0, 1]
     with shardset.Stream(str(tmp_path), "t", batch_size=4, image_size=16, with_key=True) as stream:
         read = [key for batch in stream for key in batch["key"]]
     assert sorted(read) == sorted(key for key, _ in stock(tmp_path))

@@ -10,7 +10,6 @@ import pandas
 import pytest
 from pyarrow import parquet
 
-from pipelines.check.inspect import inspect
 from pipelines.sets.catalog import read_catalog, write_catalog
 from shardset.errors import ConfigError, DamagedShard
 from shardset.format.manifest import load
@@ -19,6 +18,7 @@ from shardset.format.tar import StoredSample
 from shardset.order.epoch import Order
 from shardset.storage.open import open_storage
 from shardset.stream.timetable import Timetable
+from tests.makers.built import inspected
 from tests.makers.shardset import encode, new_set, pixels, put, references
 
 BASE = ["id", "key", "label", "class", "width", "height", "bytes", "source", "json"]
@@ -95,8 +95,8 @@ def test_names_come_from_the_catalogue_where_it_is_and_no_plan_is_needed(tmp_pat
     with_names(url, [*map(sample, range(4))])
     write_catalog(url)
     shutil.rmtree(tmp_path / "plan")
-    assert [(one.key, one.name) for one in inspect(url, name="s2.png")] == [("s2", "raw/s2.png")]
-    assert [one.name for one in inspect(url, shard=0)] == ["raw/s0.png", "raw/s1.png"]
+    assert [(one.key, one.name) for one in inspected(url, name="s2.png")] == [("s2", "raw/s2.png")]
+    assert [one.name for one in inspected(url, shard=0)] == ["raw/s0.png", "raw/s1.png"]
     order = Order(
         shard_sizes=[2, 2], seed=0, global_batch_size=2, num_lanes=1, block_size=1, window=1
     )
@@ -104,4 +104,4 @@ def test_names_come_from_the_catalogue_where_it_is_and_no_plan_is_needed(tmp_pat
     assert [one.name for one in timetable.samples(np.array([3, 0]))] == ["raw/s3.png", "raw/s0.png"]
     (tmp_path / "train" / "train-000001.parquet").unlink()
     with pytest.raises(ConfigError, match=r"original names are not available.*train-000001\.tar"):
-        inspect(url, name="s2.png")
+        inspected(url, name="s2.png")

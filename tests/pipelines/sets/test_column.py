@@ -59,7 +59,7 @@ def write_logits(folder: Path) -> manifests.Manifest:
     return written(folder, "logits", array(folder, LOGITS), split="train")
 
 
-def check_logits(found: dict[int, list[object]]) -> None:
+def check_logits(found: dict[int, list]) -> None:
     for id_, [logits] in found.items():
         assert np.array_equal(logits, LOGITS[id_])
         assert logits.dtype == np.float16
@@ -73,14 +73,11 @@ def adopted(folder: Path, *tars: bytes) -> Path:
     return folder / "others"
 
 
-def read(
-    folder: Path | str, *names: str, split: str = "train", **options: object
-) -> dict[int, list[object]]:
+def read(folder: Path | str, *names: str, split: str = "train", **options) -> dict[int, list]:
     """The values of each sample by id, as one epoch gives them."""
     found = {}
-    with Stream(
-        str(folder), split, batch_size=8, columns=names, **{"image": None, **options}
-    ) as stream:
+    options = {"image": None, **options}
+    with Stream(str(folder), split, batch_size=8, columns=names, **options) as stream:
         for batch in stream:
             for slot in np.flatnonzero(batch["weight"]):
                 found[int(batch["id"][slot])] = [batch[name][slot] for name in names]
@@ -89,7 +86,7 @@ def read(
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"image_size": 16, "image": ...}, {"seed": None}, {"fields": ("cls",)}]
+    "options", [{}, {"image_size": 16, "image": "auto"}, {"seed": None}, {"fields": ("cls",)}]
 )
 def test_a_thousand_logits_come_with_each_sample(folder, options):
     manifest = write_logits(folder)
@@ -152,7 +149,7 @@ def test_a_number_a_sample_is_a_column_too(folder):
 def test_threads_of_a_worker_read_an_array_at_once(folder):
     values = open_values(ColumnConfig(set="", name="x", source=str(array(folder, LOGITS))), [30])
     with ThreadPoolExecutor(8) as threads:
-        found = [*threads.map(lambda row: values.of(["key"], row)[0], [*range(30)] * 20)]
+        found: list = [*threads.map(lambda row: values.of(["key"], row)[0], [*range(30)] * 20)]
     assert np.array_equal(found, np.tile(LOGITS, (20, 1)))
 
 
@@ -185,7 +182,7 @@ def test_webdataset_joins_a_column_by_key(folder):
 
 
 def test_an_unread_column_is_not_opened_and_a_read_one_changes_no_order(folder):
-    def ids(**options: object) -> list[list[int]]:
+    def ids(**options) -> list[list[int]]:
         with Stream(str(folder), "train", batch_size=8, image=None, seed=5, **options) as stream:
             return [batch["id"].tolist() for batch in stream]
 

@@ -13,7 +13,6 @@ import pytest
 import shardset
 from pipelines import build as builds
 from pipelines.begin import prepare
-from pipelines.check import inspect
 from pipelines.check.verify import verify
 from pipelines.config import ColumnConfig
 from pipelines.export.write import export
@@ -34,6 +33,7 @@ from tests.makers.built import (
     built,
     config_of,
     forget,
+    inspected,
     manifest_of,
     verified,
 )
@@ -67,7 +67,7 @@ def test_the_touched_shards_are_written_anew_and_the_rest_stays(grown):
     before, samples = files_of(grown), contents_of(grown)
     split = manifest_of(grown).split("train")
     done = forget(grown, CAT, grace=DAY)
-    touched = {sample.number for sample in inspect.inspect(f"{grown}@2", key=CAT)}
+    touched = {sample.number for sample in inspected(f"{grown}@2", key=CAT)}
     assert (done.version, done.num_samples, done.num_shards) == (3, 2, len(touched))
     assert {name for name, data in before.items() if files_of(grown)[name] != data} == {
         naming.MANIFEST
@@ -81,7 +81,7 @@ def test_the_touched_shards_are_written_anew_and_the_rest_stays(grown):
         shard.path for number, shard in enumerate(split.shards[:6]) if number not in touched
     ]
     assert (after.num_source_samples, after.num_dropped, after.num_repeats) == (62, 1, 59)
-    assert inspect.inspect(str(grown), name="cat/008.png")[0].name == "train/cat/008.png"
+    assert inspected(grown, name="cat/008.png")[0].name == "train/cat/008.png"
 
 
 def test_old_files_wait_for_the_grace_period_and_then_only_the_newest_version_is_left(grown):
@@ -94,7 +94,7 @@ def test_old_files_wait_for_the_grace_period_and_then_only_the_newest_version_is
     done = forget(url, CAT, grace=DAY, now=NOW + DAY)
     assert done.removed.keys() >= {"train", "versions", "plan", "plan/shards"}
     assert files_of(grown).keys() == {*manifests.files_of(verified(url)), naming.MANIFEST}
-    assert inspect.inspect(url, name="cat/008.png")[0].name == "train/cat/008.png"
+    assert inspected(url, name="cat/008.png")[0].name == "train/cat/008.png"
     with pytest.raises(ManifestError, match="version 1 was removed"):
         manifests.load(f"{url}@1")
     again = forget(url, CAT, grace=DAY, now=NOW + DAY)
@@ -166,7 +166,7 @@ def test_no_byte_of_a_dropped_sample_is_left(grown, tmp_path, said):
 
 def test_a_shard_of_which_nothing_is_left_goes_and_the_set_may_not(grown):
     num_shards = manifest_of(grown).split("train").num_shards
-    keys = [sample.key for sample in inspect.inspect(str(grown), shard=6)]
+    keys = [sample.key for sample in inspected(grown, shard=6)]
     forget(grown, *keys)
     assert verified(grown).split("train").num_shards == num_shards - 1
     every = {key.partition("@")[0] for key in contents_of(grown)}
@@ -269,12 +269,12 @@ def test_a_list_that_grows_may_name_what_was_forgotten_before(stored):
     with pytest.raises(
         ConfigError, match=r"no sample has the key 'train/cat/000'; `compact` dropped it"
     ):
-        inspect.inspect(str(stored), key=A)
+        inspected(stored, key=A)
     with pytest.raises(
         ConfigError,
         match="check the spelling, or `compact` dropped it; older versions",
     ):
-        inspect.inspect(str(stored), name=f"{A}.png")
+        inspected(stored, name=f"{A}.png")
 
 
 def test_a_split_may_be_emptied_but_not_the_set(stored, tmp_path):

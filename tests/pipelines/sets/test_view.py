@@ -12,13 +12,12 @@ from msgspec.structs import replace
 from pyarrow import parquet
 
 import shardset
-from pipelines.check import inspect
 from pipelines.sets.catalog import write_catalog
 from pipelines.sets.view import Choice, make_view
 from shardset.errors import ConfigError, ShardsetError
 from shardset.format.manifest import load
 from shardset.storage.open import open_file
-from tests.makers.built import HERE
+from tests.makers.built import HERE, inspected
 from tests.makers.documented import commands_of, page, python_of
 from tests.makers.shardset import new_set, png_samples, put
 from tests.makers.views import NUM_TRAIN, put_view, small_set
@@ -184,13 +183,13 @@ def test_the_verbs_take_a_view(tmp_path, said):
     assert found["steps"]["num_last"] == 12
     assert 1 <= found["amplification"] <= 1.3
     said("export", view, "--to", "wids", code=2)
-    shown = inspect.inspect(view)
+    shown = inspected(view)
     counts = {row.name: row.num_samples for row in shown["splits"]}
     assert counts == head["num_samples"] | {"test": 20}
     assert sum(sum(one["counts"].values()) for one in shown["classes"]) == 62
-    [sample] = inspect.inspect(view, key=f"train-{ids_of(load(view), 'val')[0]:06d}")
+    [sample] = inspected(view, key=f"train-{ids_of(load(view), 'val')[0]:06d}")
     assert sample.split == "val"
-    in_train = [inspect.inspect(view, split="train", shard=number) for number in range(4)]
+    in_train = [inspected(view, split="train", shard=number) for number in range(4)]
     assert sorted(one.id for part in in_train for one in part) == ids_of(load(view))
 
 

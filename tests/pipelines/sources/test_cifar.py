@@ -137,7 +137,7 @@ def test_a_flipped_bit_in_a_picture_is_found_by_the_survey_and_by_a_unit(tmp_pat
     path = tmp_path / "a.tar.gz"
     path.write_bytes(gzip.compress(tar, compresslevel=0, mtime=0))
     source = opened(Cifar10, path)
-    unit = source.survey().units[0]
+    [unit, *_] = source.survey().units
     data = bytearray(path.read_bytes())
     data[data.index(cifar10(2)[0].data[1].tobytes()) + 5] ^= 1
     path.write_bytes(bytes(data))
@@ -207,7 +207,7 @@ def test_an_input_that_changed_after_the_survey_is_an_error(tmp_path, in_archive
         changed = path / "test_batch"
     source = opened(Cifar10, path)
     assert source.survey().objects[changed.name] == changed.stat().st_size
-    unit = source.survey().units[-1]
+    [*_, unit] = source.survey().units
     changed.write_bytes(changed.read_bytes() + b"\0")
     with pytest.raises(ChangedInput, match="start again"):
         list(source.index(unit, MemorySpool()))

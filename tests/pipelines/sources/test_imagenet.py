@@ -1,6 +1,7 @@
 import os
 import re
 import tarfile
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_a_sample_of_the_archives_is_a_range_of_the_outer_tar(tmp_path):
     files = maker.archives(maker.images())
     source = source_of(tmp_path, files)
     survey, [first, *_], _ = everything(source)
-    extent = first.fields["jpg"]
+    extent: Any = first.fields["jpg"]
     assert first.name == "ILSVRC2012_img_train.tar/n01440764.tar/n01440764_7.JPEG"
     assert extent.generation == source.input.stat(extent.object).generation
     assert files[TRAIN_TAR][extent.offset :].startswith(contents(source, first)["jpg"])
@@ -141,12 +142,12 @@ def test_an_inner_tar_that_is_cut_is_named_with_its_offset(tmp_path):
     inner_tars = {f"{first}.tar": inner[:2048], f"{second}.tar": tar_bytes({})}
     files = {TRAIN_TAR: tar_bytes(inner_tars)}
     source = source_of(tmp_path, files)
-    units = source.survey().units
+    cut, empty = source.survey().units
     start = content_offset(files[TRAIN_TAR], f"{first}.tar")
     says = rf"{first}\.tar \(from byte {start}\): cut at byte {start + 2048}"
     with pytest.raises(SourceError, match=says):
-        list(source.index(units[0], None))
-    assert list(source.index(units[1], None)) == []
+        list(source.index(cut, None))
+    assert list(source.index(empty, None)) == []
 
 
 def test_what_is_no_plain_file_is_rejected_by_name_and_what_is_no_class_archive_is_noted(tmp_path):
@@ -174,8 +175,8 @@ def test_validation_images_without_a_label_are_rejected(tmp_path):
     files = maker.kaggle(maker.images())
     lines = files["LOC_val_solution.csv"].splitlines(keepends=True)
     files["LOC_val_solution.csv"] = b"".join(line for line in lines if b"val_00000003" not in line)
-    _, _, [rejected] = everything(source_of(tmp_path / "gap", files))
-    assert rejected.reason == "has no label in LOC_val_solution.csv"
+    _, _, [gap] = everything(source_of(tmp_path / "gap", files))
+    assert gap.reason == "has no label in LOC_val_solution.csv"
     files = maker.archives(maker.images())
     images = {f"{one.key}.JPEG": one.content for one in maker.images() if one.split == "validation"}
     odd = {"ILSVRC2012_val_00000008.JPEG": b"8", "cat.JPEG": b"c"}
@@ -211,7 +212,7 @@ def test_a_file_name_that_is_not_utf8_is_an_error_that_prints_it(tmp_path):
 
 def test_a_class_folder_that_grows_after_the_survey_is_noticed(tmp_path):
     source = source_of(tmp_path, maker.class_folders(maker.images()))
-    unit = source.survey().units[0]
+    [unit, *_] = source.survey().units
     (tmp_path / "in" / unit["prefix"] / "new.JPEG").write_bytes(b"1")
     with pytest.raises(ChangedInput, match="4 images, 3 when it was surveyed"):
         list(source.index(unit, None))

@@ -11,7 +11,6 @@ from PIL import Image
 from examples.mnist_source import Mnist
 from pipelines.config import SOURCES
 from pipelines.sources import OPENERS
-from pipelines.sources.base import RawSample, Rejected
 from shardset.errors import SourceError
 from shardset.storage.open import open_storage
 from tests.makers.documented import page
@@ -52,7 +51,7 @@ def files() -> dict[str, bytes]:
     return found
 
 
-def everything(source) -> tuple[list[RawSample | Rejected], MemorySpool]:
+def everything(source):
     spool = MemorySpool()
     return [entry for unit in source.survey().units for entry in source.index(unit, spool)], spool
 

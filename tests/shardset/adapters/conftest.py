@@ -26,5 +26,5 @@ def shards(tmp_path_factory):
 def make(shards):
     """Makes a stream over the set."""
     image = ImageSpec(size=8, crop=PadCrop(1))
-    choices = {"rank": 0, "world_size": 1, "image": image, "seed": 7, "num_threads": 1}
-    return partial(Stream, shards, "train", **choices, global_batch_size=8)
+    one = partial(Stream, shards, "train", rank=0, world_size=1, num_threads=1)
+    return partial(one, image=image, seed=7, global_batch_size=8)

@@ -80,7 +80,9 @@ def test_random_crops_cover_the_range_of_areas_evenly():
 def test_a_random_crop_is_near_pillows_filtered_one(row):
     # Linear without a low-pass: docs/reference/images.md says what that means on photographs.
     data, spec = encode(busy(600, 800), "jpeg", quality=95), ImageSpec(size=224)
-    box = random_box(spec.crop, 600, 800, draws(spec, 5, 1, np.array([row]), np.array([2]))[0])
+    box = random_box(
+        RandomResizedCrop(), 600, 800, draws(spec, 5, 1, np.array([row]), np.array([2]))[0]
+    )
     crop = (box.left, box.top, box.left + box.width, box.top + box.height)
     expected = Image.open(io.BytesIO(data)).resize((224, 224), Image.Resampling.BILINEAR, crop)
     assert off(one(data, spec, row=row), expected) < 5

@@ -80,11 +80,11 @@ def test_a_header_that_claims_too_much_is_refused_before_anything_is_decoded():
         lambda: RandomResizedCrop(scale=(0.5, 0.1)),
         lambda: RandomResizedCrop(ratio=(0, 1)),
         lambda: PadCrop(-1),
-        lambda: ImageSpec(size=16, crop=CenterCrop),
-        lambda: ImageSpec(size=16, flip="device"),
-        lambda: ImageSpec(size=224.0),
-        lambda: PadCrop("4"),
-        lambda: RandomResizedCrop(scale=1),
+        lambda: ImageSpec(size=16, crop=CenterCrop),  # type: ignore[arg-type]
+        lambda: ImageSpec(size=16, flip="device"),  # type: ignore[arg-type]
+        lambda: ImageSpec(size=224.0),  # type: ignore[arg-type]
+        lambda: PadCrop("4"),  # type: ignore[arg-type]
+        lambda: RandomResizedCrop(scale=1),  # type: ignore[arg-type]
     ],
 )
 def test_impossible_specs_are_refused(make):

@@ -82,7 +82,7 @@ def test_only_the_runs_around_a_window_are_decoded():
     part = cut(data, grid_of(data), 70, 40, 90, 60)
     assert (part.top, part.left, part.size) == (64, 32, (32, 32))
     assert len(part.data) < len(data) / 10
-    assert np.array_equal(decode(part.data)[4:28, 4:28], decode(data)[68:92, 36:60])
+    assert np.array_equal(decode(bytes(part.data))[4:28, 4:28], decode(data)[68:92, 36:60])
 
 
 def test_without_markers_the_rows_below_a_window_are_not_decoded():

@@ -50,7 +50,7 @@ def stored(keys: list[str]) -> np.ndarray:
     return np.array([key.encode() for key in keys])
 
 
-def names(storage: MemoryStorage, *given: object) -> list[str] | None:
+def names(storage: MemoryStorage, *given) -> list[str] | None:
     found = read_origins(storage, naming.shard_path("train", "train", 2), *given)
     return None if found is None else [origin.name for origin in found]
 

@@ -50,12 +50,12 @@ def listed(sizes: list[int]) -> list[Shard]:
     ]
 
 
-def many(sizes: list[int]) -> RecordingStorage:
+def many(sizes: list[int]):
     """A storage in memory with the table and the manifest of such shards."""
     inner = MemoryStorage(uuid.uuid4().hex)
     manifest = write_shard_set(inner, {"train": png_samples("train", 1, size=4)}, num_shards=1)
     replace_shards(inner, manifest, "train", listed(sizes))
-    storage = RecordingStorage(inner)
+    storage: Any = RecordingStorage(inner)
     storage.reads_at_once = 4
     return storage
 

@@ -1,6 +1,7 @@
 """Samples cut out of blocks of a remote shard."""
 
 import functools
+from contextlib import closing
 
 import pytest
 from hypothesis import given, settings
@@ -79,9 +80,8 @@ def test_what_blocks_hold_counts_against_the_budget_until_it_is_taken(table, rea
     assert not reads.within_budget()
     assert list(pending.contents(2, 2)) == []
     assert reads.held_bytes == sum(sizes)
-    part = pending.contents(0, 4)
-    next(part), next(part)
-    part.close()
+    with closing(pending.contents(0, 4)) as part:
+        next(part), next(part)
     assert reads.held_bytes == sum(sizes[2:])
     list(pending.contents(2, len(slots.ids)))
     assert reads.within_budget()

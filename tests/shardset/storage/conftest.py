@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def schemes(*names):
 class Far:
     """A folder behind the proxy, with retries that cost no time, and an unbroken way to it."""
 
-    storage: Storage
+    storage: Any
     origin: Storage
     proxy: FaultyProxy
 

@@ -1,5 +1,7 @@
 """Azure, as azurite speaks it: what every storage promises, a set that is written and read."""
 
+from typing import ClassVar
+
 import pytest
 
 from shardset.errors import ConfigError
@@ -32,7 +34,7 @@ def storage(root):
 class TestAzureStorage(StorageTests):
     """With the fixture `storage`."""
 
-    odd_names = tuple(name for name in StorageTests.odd_names if "\\" not in name)
+    odd_names: ClassVar = [name for name in StorageTests.odd_names if "\\" not in name]
 
 
 def test_a_backslash_is_refused_since_azure_takes_it_for_a_slash(storage):

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -159,7 +160,7 @@ def test_a_list_that_leads_to_its_own_page_for_ever_is_an_error(pages_of_three, 
 
 
 def test_folders_drawn_by_consoles_are_not_listed(gcs_root, gcs_emulator):
-    storage = open_storage(gcs_root)
+    storage: Any = open_storage(gcs_root)
     put(storage, "train/a")
     url = (
         f"{gcs_emulator}/upload/storage/v1/b/bucket/o?uploadType=media&name={storage.prefix}/train/"
@@ -198,7 +199,7 @@ def test_an_upload_over_a_slow_line_has_the_time_it_takes():
     bytes_per_s = 100_000  # the share of each of eight workers of a build behind a line of 6 Mbit/s
     shard = io.BytesIO(bytes(96 << 20))
     policy = RetryPolicy(clock=lambda: shard.tell() / bytes_per_s)
-    writer = gcs.GcsStorage("bucket", retry=policy).writer("a")
+    writer: Any = gcs.GcsStorage("bucket", retry=policy).writer("a")
     writer.file = shard
     pieces = [len(piece) for piece in writer._body(b"head", b"tail")]
     assert sum(pieces) > 96 << 20

@@ -15,9 +15,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import TransportError
 from google.auth.transport.requests import AuthorizedSession
+from urllib3 import HTTPSConnectionPool
 
 from shardset.errors import StorageError, TransientError
-from shardset.storage import gcs_http
+from shardset.storage import gcs, gcs_http
 from shardset.storage.open import open_storage
 from shardset.storage.retry import RetryPolicy, while_someone_waits
 from tests.faulty_proxy import Fault, FaultyProxy, in_turn, is_media
@@ -258,12 +259,13 @@ def test_ranges_are_read_over_connections_that_check_certificates_as_requests_do
         monkeypatch.delenv(name, raising=False)
     session = AuthorizedSession(AnonymousCredentials())
     pool, _, _ = gcs_http._pool(session, "https://storage.googleapis.com")
+    assert isinstance(pool, HTTPSConnectionPool)
     assert (pool.cert_reqs, pool.ca_certs) == ("CERT_REQUIRED", requests.certs.where())
     (tmp_path / "own.pem").write_text("")
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "own.pem"))
-    assert gcs_http._pool(session, "https://storage.googleapis.com")[0].ca_certs == str(
-        tmp_path / "own.pem"
-    )
+    pool, _, _ = gcs_http._pool(session, "https://storage.googleapis.com")
+    assert isinstance(pool, HTTPSConnectionPool)
+    assert pool.ca_certs == str(tmp_path / "own.pem")
 
 
 @pytest.fixture
@@ -294,5 +296,5 @@ def test_an_operation_ends_at_its_deadline_and_says_before_that_what_fails(
 
 def test_storages_are_patient_unless_someone_waits():
     with while_someone_waits():
-        assert open_storage("gs://bucket").retry.deadline_s == 30
-    assert open_storage("gs://bucket").retry == RetryPolicy()
+        assert gcs.GcsStorage("bucket").retry.deadline_s == 30
+    assert gcs.GcsStorage("bucket").retry == RetryPolicy()

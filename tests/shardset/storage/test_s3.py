@@ -69,9 +69,9 @@ def test_an_object_in_parts_has_another_etag_and_is_read_back(storage, monkeypat
 def test_what_is_read_back_is_what_was_written_and_not_what_has_replaced_it(storage, monkeypatch):
     put_one = obstore.put
 
-    def put_and_be_replaced(*words, **options):
-        put_one(*words, **options)
-        put_one(*words[:2], b"damaged", attributes={"crc32c": "AAAAAA=="})
+    def put_and_be_replaced(store, name, data, **options):
+        put_one(store, name, data, **options)
+        put_one(store, name, b"damaged", attributes={"crc32c": "AAAAAA=="})
         return {"e_tag": '"of an encrypted bucket"'}
 
     monkeypatch.setattr(obstore, "put", put_and_be_replaced)

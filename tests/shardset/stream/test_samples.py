@@ -106,6 +106,12 @@ def collate(pairs):
     return np.stack(images), np.array(labels)
 
 
+def test_an_index_error_of_a_transform_is_not_taken_for_the_end(shards):
+    samples = shardset.open(shards, "train", transform=lambda sample: [][sample.id])
+    with pytest.raises(IndexError):
+        list(samples)
+
+
 def pair(sample):
     return sample.image, sample.label
 
@@ -117,7 +123,12 @@ def test_it_is_a_map_style_dataset_of_torch(tmp_path, workers):
     new_set(png_samples("train", 31, size=8), tmp_path, num_shards=3)
     samples = shardset.open(tmp_path, transform=pair)
     assert samples[0][1] == 0  # opened here, and opened anew in each worker
-    loader = DataLoader(samples, batch_size=4, num_workers=workers, collate_fn=collate)
+    loader = DataLoader(
+        samples,  # type: ignore[arg-type]
+        batch_size=4,
+        num_workers=workers,
+        collate_fn=collate,
+    )
     ids = itertools.count()
     for images, labels in loader:
         for image, label, id_ in zip(images, labels, ids, strict=False):

@@ -1,6 +1,7 @@
 """A view where a set is taken: streams, single samples, mixtures, and what is read for it."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def test_single_samples_of_a_view_are_counted_in_it(view):
 def test_a_mixture_takes_views_and_resumes(view):
     url, address, _ = view
     shares = [Share(address, "train", 1), Share(url, "test", 1)]
-    world = {"global_batch_size": 4, "rank": 0, "world_size": 1}
+    world: dict = {"global_batch_size": 4, "rank": 0, "world_size": 1}
     mixed, again = (
         MixedStream(shares, seed=3, image=None, with_key=True, **world) for _ in range(2)
     )
@@ -114,7 +115,7 @@ def test_a_view_reads_little_but_its_own_bytes(every, bytes_limit, reads_limit):
 
     def reads_of(address):
         opened = shardset.load(address)
-        storage = RecordingStorage(opened.storage)
+        storage: Any = RecordingStorage(opened.storage)
         with make(
             LoadedSet(opened.manifest, storage, opened.view), image=None, num_threads=1
         ) as stream:

@@ -39,7 +39,7 @@ def test_a_process_takes_its_share_of_the_cores(
 def test_a_stream_under_torchrun_decodes_in_its_share_of_the_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = {"global_batch_size": 8, "rank": 0, "world_size": 8}
+    world: dict = {"global_batch_size": 8, "rank": 0, "world_size": 8}
     spec = StreamSpec(manifest_url="set", split="train", seed=0, image=None, **world)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(len(os.sched_getaffinity(0))))
     assert spec.num_decode_threads == 1

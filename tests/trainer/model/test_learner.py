@@ -167,7 +167,7 @@ def test_a_compiled_model_is_compiled_once_for_training_and_once_for_evaluation(
     counter = CompileCounterWithBackend("aot_eager")
 
     class Counting(Single):
-        compile_backend = counter
+        compile_backend: Any = counter
 
     config = config_of(model=ModelConfig(name="trainer.model:tiny_resnet"), compile=True)
     learner = Learner(Counting("fp32"), config, CLASSES, None)

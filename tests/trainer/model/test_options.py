@@ -139,16 +139,16 @@ SMALL_VIT = ModelConfig(
         "proj_drop_rate": 0.2,
     },
 )
-FLAT = ModelConfig(name=FLAT)
+FLATTENED = ModelConfig(name=FLAT)
 WAYS: dict[str, dict[str, Any]] = {
     "augmented, repeated": {
         "image": replace(PIXELS, augment_repeats=3),
-        "model": FLAT,
+        "model": FLATTENED,
         "global_batch_size": 12,
     },
     "trivially augmented, repeated, mixed": {
         "image": replace(PIXELS, auto_augment="trivial", augment_repeats=2),
-        "model": FLAT,
+        "model": FLATTENED,
         "regularize": RegularizeConfig(mixup=0.4, cutmix=1.0, label_smoothing=0.1),
     },
     "mixup or cutmix": {"regularize": RegularizeConfig(mixup=0.4, cutmix=1.0)},

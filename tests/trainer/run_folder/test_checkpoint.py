@@ -21,6 +21,7 @@ from shardset.storage.open import open_storage
 from tests.makers.doors import told
 from trainer.errors import CheckpointError
 from trainer.run_folder import checkpoint, checkpoint_state
+from trainer.run_folder.names import COMMIT, folder_of
 
 IDENTITY = {"manifest digest": "abc", "model": "resnet18", "seed": 0}
 
@@ -52,7 +53,7 @@ def put(storage: Storage, name: str, data: bytes) -> None:
 def state_of(storage: Storage, step: int) -> str:
     """The name of the state file of a committed checkpoint."""
     (commit,) = [commit for commit in checkpoint.commits(storage) if commit.step == step]
-    return checkpoint.folder_of(step) + commit.state
+    return folder_of(step) + commit.state
 
 
 def unexpected(text: str) -> None:
@@ -72,7 +73,7 @@ def test_what_was_saved_comes_back_and_a_state_without_its_mark_does_not_count(
     saved(storage, 5, 12)
     put(
         storage,
-        checkpoint.folder_of(19) + checkpoint.new_state_name(),
+        folder_of(19) + checkpoint.new_state_name(),
         checkpoint_state.encode(state_at(19)),
     )
     commit, state = newest(storage)
@@ -129,20 +130,20 @@ def test_damaged_checkpoints_alone_or_asked_for_by_name_are_an_error(
     saved(storage, 5)
     put(
         storage,
-        state_of(storage, 5) if damaged == "state" else checkpoint.folder_of(5) + checkpoint.COMMIT,
+        state_of(storage, 5) if damaged == "state" else folder_of(5) + COMMIT,
         b"{}",
     )
     with pytest.raises(
         CheckpointError, match="none of 1 checkpoints is intact; start again in another --run-dir"
     ):
-        checkpoint.newest(storage, [].append)
+        checkpoint.newest(storage, print)
     expected = (
         r"state-\w+.pt: 2 bytes .*, expected .*"
         if damaged == "state"
         else r"commit\.json: not a commit mark .*"
     )
     with pytest.raises(CheckpointError, match=f"{expected}; name another checkpoint"):
-        checkpoint.at(open_storage(f"{tmp_path}/{checkpoint.folder_of(5)}"), unexpected)
+        checkpoint.at(open_storage(f"{tmp_path}/{folder_of(5)}"), unexpected)
 
 
 def test_the_newest_and_the_best_are_kept_and_the_rest_goes(storage: Storage) -> None:
@@ -155,7 +156,7 @@ def test_the_newest_and_the_best_are_kept_and_the_rest_goes(storage: Storage) ->
 
 def test_a_url_means_a_checkpoint_or_the_newest_of_a_run(storage: Storage) -> None:
     saved(storage, 5, 12)
-    inside = checkpoint.folder_of(5)
+    inside = folder_of(5)
     assert checkpoint.at(open_storage(f"{storage.url}/{inside}"), unexpected)[0].step == 5
     assert checkpoint.at(storage, unexpected)[0].step == 12
     with pytest.raises(CheckpointError, match="neither"):
@@ -166,9 +167,7 @@ def test_a_checkpoint_is_written_beside_the_run_and_counts_after_what_must_be_th
     None
 ):
     storage, may_count = MemoryStorage(uuid.uuid4().hex, ""), threading.Event()
-    writer = checkpoint.CheckpointWriter(
-        storage, 3, before_commit=lambda: may_count.wait(600) and None
-    )
+    writer = checkpoint.CheckpointWriter(storage, 3, before_commit=lambda: may_count.wait(600))
     writer.save(state_at(1), top1=None)
     assert checkpoint.commits(storage) == []
     may_count.set()
@@ -250,13 +249,14 @@ def test_a_pickle_with_code_is_refused(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_checkpoint_whose_mark_is_damaged_is_passed_over_with_a_warning(mark: bytes) -> None:
     storage = MemoryStorage(uuid.uuid4().hex, "")
     saved(storage, 5, 12, top1={5: 0.5, 12: 0.9})
-    put(storage, checkpoint.folder_of(12) + checkpoint.COMMIT, mark)
+    put(storage, folder_of(12) + COMMIT, mark)
     for read in (checkpoint.newest, checkpoint.at):
-        warnings: list[str] = []
+        warnings = []
         found = read(storage, warnings.append)
         assert found is not None
         assert found[0].step == found[1]["step"] == 5
-        assert re.fullmatch(".*step-000000012/commit.json: not a commit mark.*", *warnings)
+        [warning] = warnings
+        assert re.fullmatch(".*step-000000012/commit.json: not a commit mark.*", warning)
     assert [commit.top1 for commit in checkpoint.commits(storage)] == [0.5]
     saved(storage, 12, 20, keep=2)
     # 5 is the best
@@ -267,10 +267,8 @@ def test_a_checkpoint_of_another_format_is_refused_and_stays() -> None:
     # Passed over like a damaged one, it would be removed by the run that went on from an older one.
     storage = MemoryStorage(uuid.uuid4().hex, "")
     saved(storage, 5, 12)
-    mark = storage.read(checkpoint.folder_of(12) + checkpoint.COMMIT).replace(
-        b'"format":3', b'"format":4'
-    )
-    put(storage, checkpoint.folder_of(12) + checkpoint.COMMIT, mark)
+    mark = storage.read(folder_of(12) + COMMIT).replace(b'"format":3', b'"format":4')
+    put(storage, folder_of(12) + COMMIT, mark)
     for read in (checkpoint.newest, checkpoint.at):
         with pytest.raises(
             ConfigError, match=r"000012/commit\.json: .* of format 4, this .* reads format 3;"
@@ -284,12 +282,12 @@ def test_a_copy_that_a_user_keeps_beside_the_checkpoints_is_none_of_them_and_sta
     storage = open_storage(str(tmp_path))
     saved(storage, 5)
     for copy in ("checkpoints/step-000000005.keep", "checkpoints/best", "checkpoints/step-5"):
-        shutil.copytree(tmp_path / checkpoint.folder_of(5), tmp_path / copy)
+        shutil.copytree(tmp_path / folder_of(5), tmp_path / copy)
     (tmp_path / "checkpoints/notes.txt").write_text("kept by hand")
     before = {stat.name for stat in storage.list()}
-    own = {state_of(storage, 5), checkpoint.folder_of(5) + checkpoint.COMMIT}
+    own = {state_of(storage, 5), folder_of(5) + COMMIT}
     saved(storage, 12, 20, keep=2)
     after = {stat.name for stat in storage.list()}
     assert before - after == own
-    assert not (tmp_path / checkpoint.folder_of(5)).exists()
+    assert not (tmp_path / folder_of(5)).exists()
     assert [commit.step for commit in checkpoint.commits(storage)] == [12, 20]

@@ -182,7 +182,7 @@ def test_compiling_without_a_compiler_or_the_headers_of_python_is_refused(
 ) -> None:
     monkeypatch.setenv("CXX", sys.executable)
     with monkeypatch.context() as without:
-        without.setattr(cuda.sysconfig, "get_path", lambda name: str(tmp_path))
+        without.setattr("sysconfig.get_path", lambda name: str(tmp_path))
         assert "python3-dev" in str(cuda.compile_obstacle(torch.device("cpu")))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX")

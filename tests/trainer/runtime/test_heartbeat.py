@@ -6,11 +6,11 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from subprocess import PIPE, STDOUT, Popen
 
 import pytest
 
@@ -21,7 +21,7 @@ from trainer.runtime import heartbeat
 
 FAILED, PREEMPTED = 1, 3
 
-Start = Callable[..., subprocess.Popen[str]]
+Start = Callable[..., Popen[str]]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def start() -> Iterator[Start]:
     """Starts process `host` of so many that does something; what is left at the end is killed."""
     port, started = free_port(), []
 
-    def one(host: int, num_hosts: int, what: str) -> subprocess.Popen[str]:
+    def one(host: int, num_hosts: int, what: str) -> Popen[str]:
         words = [
             sys.executable,
             "-m",
@@ -39,8 +39,7 @@ def start() -> Iterator[Start]:
             str(num_hosts),
             what,
         ]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        started.append(subprocess.Popen(words, text=True, **pipes))
+        started.append(Popen(words, stdin=PIPE, stdout=PIPE, stderr=STDOUT, text=True))
         return started[-1]
 
     yield one
@@ -49,7 +48,7 @@ def start() -> Iterator[Start]:
         process.communicate()
 
 
-def ready(*processes: subprocess.Popen[str]) -> None:
+def ready(*processes: Popen[str]) -> None:
     """Waits until each stands where it will act and all know each other, and lets them."""
     for process in processes:
         assert process.stdout is not None
@@ -60,7 +59,7 @@ def ready(*processes: subprocess.Popen[str]) -> None:
         process.stdin.flush()
 
 
-def end_of(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
+def end_of(process: Popen[str]) -> tuple[int, list[str]]:
     output, _ = process.communicate(timeout=600)
     return process.returncode, output.splitlines()
 

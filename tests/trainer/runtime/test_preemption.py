@@ -111,7 +111,7 @@ def test_a_run_knows_of_a_sigterm_before_it(
         monkeypatch.delenv(preemption.RELAY)
         assert not PreemptionNotice()
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before)  # type: ignore[arg-type]
 
 
 def test_a_launcher_tells_its_replicas_by_a_file(

@@ -39,7 +39,7 @@ def raw_name(id_: int) -> str:
 
 
 def timetable_of_run(url: str) -> Timetable:
-    return timetable_of(*opened(url))
+    return timetable_of(*opened(url))  # type: ignore[arg-type]  # no mixture
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_the_repeats_of_a_sample_are_in_the_slots_that_the_stream_gives_them(rec
     url = json.loads((Path(recorded[0]) / configs.RECORD).read_text())["manifest"]
     base = tiny_config(url, "run", global_batch_size=12, epochs=1)
     config = dataclasses.replace(base, image=dataclasses.replace(base.image, augment_repeats=3))
-    train = open_data(config, 0, 1).train
+    train: Any = open_data(config, 0, 1).train
     timetable = timetable_of(config, train)
     ids = {
         step: batch["id"].tolist() for _, step, batch in train.run(iter([(0, range(len(train)))]))

@@ -34,7 +34,7 @@ EPOCH = EpochRecord(
     compilations=2,
     rate_per_device=21.25,
 )
-KINDS = {StepRecord: "step", EpochRecord: "epoch", EvalRecord: "eval", FinalRecord: "final"}
+KINDS: dict = {StepRecord: "step", EpochRecord: "epoch", EvalRecord: "eval", FinalRecord: "final"}
 
 
 def line(record: Any) -> str:

@@ -62,7 +62,7 @@ def test_a_name_that_is_not_utf8_stays_printable():
     raw = tar_bytes({"a~.jpg": b"1"})
     header = bytearray(raw[:BLOCK].replace(b"~", b"\xe4"))
     header[148:156] = b"%06o\0 " % (sum(header) - sum(header[148:156]) + 8 * 32)
-    assert list(contents(header + raw[BLOCK:])) == ["a\\xe4.jpg"]
+    assert list(contents(bytes(header) + raw[BLOCK:])) == ["a\\xe4.jpg"]
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -21,7 +21,7 @@ def many_scans(number: int) -> bytes:
     return data[:last] + data[last:-2] * number + data[-2:]
 
 
-def of_build(data: bytes, verify: str) -> None:
+def of_build(data: bytes, verify) -> None:
     examine(data, field="", verify=verify, options=ImageOptions())
 
 
