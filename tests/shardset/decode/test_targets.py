@@ -170,7 +170,7 @@ def test_too_many_boxes_are_refused():
         lambda: Boxes("json", max_boxes=0),
         lambda: Boxes("json", min_visible=1.5),
         lambda: Mask("png", fill=256),
-        lambda: Mask("png", dtype="int32"),
+        lambda: Mask("png", dtype="int32"),  # type: ignore[arg-type]
         lambda: Letterbox(fill=256),
         lambda: Resize("best"),
     ],

@@ -1,6 +1,7 @@
 """Targets and views in a stream: the same on any world, after a resume, and in a bad sample."""
 
 import logging
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -45,8 +46,9 @@ def url(tmp_path_factory):
 
 
 def stream(url, **options):
-    given = {"image": IMAGE, "targets": TARGETS, "with_matrix": True, "seed": 3, "num_lanes": 6}
-    return shardset.Stream(url, "train", **({"global_batch_size": BATCH} | given | options))
+    given: dict[str, Any] = {"global_batch_size": BATCH, "image": IMAGE, "targets": TARGETS}
+    given |= {"with_matrix": True, "seed": 3, "num_lanes": 6}
+    return shardset.Stream(url, "train", **(given | options))
 
 
 def by_id(batches, names=NAMES):
