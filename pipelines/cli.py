@@ -253,8 +253,11 @@ def _view(args: argparse.Namespace, _: Sequence[str]) -> int:
     made = view.make_view(args.output, args.of, record_of(view.Choice, args))
     counts = {name: part.selection.num_kept for name, part in made.splits.items()}
     facts = {"view": args.output, "num_samples": counts, **msgspec.to_builtins(made.head)}
-    line = _set_line("view", args.output, counts, made.head.digest)
-    return _show(args, facts, [line, f"next: shardset inspect {quote(args.output)}"])
+    lines = [
+        _set_line("view", args.output, counts, made.head.digest),
+        f"next: shardset inspect {quote(args.output)}",
+    ]
+    return _show(args, facts, lines)
 
 
 def _estimate(args: argparse.Namespace, _: Sequence[str]) -> int:

@@ -55,7 +55,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "bench-input": "read and decode as training does, without a model, and print the rate",
         "explain": "print the samples of a step, the steps of a sample, or the worst samples",
         "merge-logs": "print the logs of all hosts by time",
-        "job": "print a JobSet that trains on GKE",
+        "job": "print a JobSet that trains on GKE, on TPUs or GPUs; nothing is applied",
         "tpu": "create, use and delete TPUs by the Cloud TPU API",
     },
 }

@@ -83,8 +83,9 @@ def parser() -> Parser:
     add_config_flags(add_verb(verbs, "bench-input", command=_bench_input))
     verb = add_verb(verbs, "doctor", command=_doctor)
     add_config_flags(verb)
-    text = "the rate that the whole run should read at"
-    verb.add_argument("--want-images-per-second", type=float, metavar="N", help=text)
+    verb.add_argument(
+        "--want-images-per-second", type=float, metavar="N", help="rate that the run should read at"
+    )
     verb.add_argument("--json", action="store_true", help="print the findings as JSON")
     verb = add_verb(verbs, "merge-logs", command=_merge_logs)
     verb.add_argument("--run-dir", required=True, help=RUN_DIR_HELP)
@@ -94,9 +95,8 @@ def parser() -> Parser:
     verb = add_verb(verbs, "report", command=_make_report)
     verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
     verb.add_argument("--output", metavar="FILE", help="default: report.html in the run folder")
-    text = "write a trained model as files: weights, classes and how images are prepared"
     example = "example: shardset export run --output model --onnx"
-    verb = add_verb(verbs, "export", text, example, command=_export_model)
+    verb = add_verb(verbs, "export", examples=example, command=_export_model)
     verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
     verb.add_argument(
         "--output", required=True, metavar="FOLDER", help="folder for the files, local or gs://"
@@ -104,12 +104,14 @@ def parser() -> Parser:
     verb.add_argument("--onnx", action="store_true", help="write a graph for ONNX, too")
     example = "example: shardset predict --from run cat.jpg dog.png"
     verb = add_verb(verbs, "predict", examples=example, command=_predict)
-    text = "images, local or remote; or a local folder of them"
-    verb.add_argument("images", nargs="+", metavar="IMAGE", help=text)
+    verb.add_argument(
+        "images", nargs="+", metavar="IMAGE", help="images, local or remote; or a local folder"
+    )
     text = "run folder (its best checkpoint), or a folder that `export` wrote; local or remote"
     verb.add_argument("--from", dest="model", required=True, metavar="FOLDER", help=text)
-    text = "classes for each image (default: 5)"
-    verb.add_argument("--top", type=int, default=5, metavar="N", help=text)
+    verb.add_argument(
+        "--top", type=int, default=5, metavar="N", help="classes for each image (default: 5)"
+    )
     verb.add_argument("--json", action="store_true", help="print one JSON object for each image")
     return top
 
@@ -132,12 +134,11 @@ def _add_explain(verbs: Any) -> None:
 
 
 def _add_job(verbs: Any) -> None:
-    text = "print a JobSet that runs `train` on GKE with Kueue, on TPUs or GPUs; nothing is applied"
     example = (
         "example: shardset job --compute-type v6e-16 --image IMAGE --manifest gs://B/set"
         " --run-dir gs://B/r"
     )
-    verb = add_verb(verbs, "job", text, example, command=_job)
+    verb = add_verb(verbs, "job", examples=example, command=_job)
     text = (
         "accelerators and the number of all their chips or GPUs, for example v6e-16, v5e-64 or"
         " h100-80gb-16"
@@ -149,8 +150,11 @@ def _add_job(verbs: Any) -> None:
         help=f"container image of the trainer, see {DOCS}/how-to/clusters.md",
     )
     verb.add_argument("--name", default="train", help="name of the JobSet (default: train)")
-    text = "Kueue's LocalQueue (default: multislice-queue, which Cluster Toolkit makes)"
-    verb.add_argument("--queue", default="multislice-queue", help=text)
+    verb.add_argument(
+        "--queue",
+        default="multislice-queue",
+        help="Kueue's LocalQueue (default: Cluster Toolkit's)",
+    )
     add_config_flags(verb)
 
 

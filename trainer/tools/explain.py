@@ -206,6 +206,7 @@ def _cells(row: dict[str, Any]) -> Iterable[str]:
             yield str(value + 1)
         elif name == "shard":
             yield value.rpartition("/")[2]
+        elif value is None or value is False:
+            yield ""
         else:
-            text = f"{value:.4f}" if isinstance(value, float) else str(value)
-            yield "" if value is None or value is False else text
+            yield f"{value:.4f}" if isinstance(value, float) else str(value)
