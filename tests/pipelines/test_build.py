@@ -301,7 +301,6 @@ def test_a_dry_run_names_what_a_build_would_leave_out_and_speaks_of_no_shards_wr
         "  and 2 more",
     ]
     assert "\n".join(expected) in printed.out
-    assert "plan: 1 unit of input" in printed.out
     assert "written" not in printed.err
 
 

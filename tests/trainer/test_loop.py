@@ -412,7 +412,9 @@ def test_a_run_that_is_told_to_do_no_more_than_it_has_done_is_done(
     run(config)
     before = (tmp_path / "config.json").read_text()
     run(replace(config, **less))
-    assert f"after {2 * STEPS + 1} steps (2 epochs)" in capsys.readouterr().out.splitlines()[-1]
+    printed = capsys.readouterr().out
+    assert f"already complete at step {2 * STEPS + 1}" in printed
+    assert f"after {2 * STEPS + 1} steps (2 epochs)" in printed.splitlines()[-2]
     assert len(losses(tmp_path)) == 2 * STEPS + 1
     assert (tmp_path / "config.json").read_text() == before
 
