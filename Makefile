@@ -19,11 +19,11 @@ CORE := .venv-core$(addprefix -,$(filter-out python3,$(notdir $(PYTHON))))
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
 
-env: $(STAMP)  ## create the environment in .venv (about 8 GB: the torch wheel brings CUDA)
+env: $(STAMP)  ## create the environment in .venv (about 9 GB: the torch wheel brings CUDA)
 $(STAMP): pyproject.toml shardset/version.py
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -c "$(CHECK)"
 	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet 'uv>=0.13,<1'  # downloads and unpacks 8 GB in parallel
+	$(PY) -m pip install --quiet 'uv>=0.13,<1'  # downloads and unpacks 9 GB in parallel
 	$(PY) -m uv pip install --quiet $(COMPILE) --python $(PY) -e '.[pipelines,trainer,xla,export,wandb,dev,docs]'
 	@touch $@
 
