@@ -25,7 +25,7 @@ from shardset.errors import ShardsetError, missing_library
 from shardset.format import manifest as manifests
 from tests.makers.documented import page, python_of, run, run_all, steps_of, write_inputs
 from tests.makers.folders import write_class_folders, write_images
-from tests.makers.shardset import new_set, pixels, png_samples
+from tests.makers.shardset import encode, new_set, pixels, png_samples
 from tests.makers.stored import samples_of
 from trainer.cli import main as trainer
 from trainer.errors import TrainingError, memory_errors
@@ -60,7 +60,14 @@ if __name__ == "__main__":
 ANY_LOOP = "Any loop"
 SECTIONS = ["webdataset", "MosaicML Streaming", "ImageFolder", "TFDS"]
 OF_PEERS = ("MosaicML Streaming", "TFDS")
-FORMS = ["Flat folders", "Arrays", "YOLO", "COCO"]
+BOXES = {
+    "YOLO": (2, [3.6, 3.2, 0.8, 1.6]),
+    "Pascal VOC": (1, [1, 2, 4, 6]),
+    "Hugging Face objects": (1, [1, 2, 4, 6]),
+    "COCO": (2, [0.5, 0.5, 0.1, 0.2]),
+}
+"""Of each form, the category of a box and its COCO `bbox`."""
+FORMS = ["Flat folders", "Arrays", "YOLO", "Pascal VOC", "Hugging Face objects", "COCO"]
 SLOW_LOOPS = {"torch": pytest.mark.slow, "litdata": pytest.mark.nightly}
 LOOPS = ["loop", "datasets", *(pytest.param(name, marks=mark) for name, mark in SLOW_LOOPS.items())]
 
@@ -151,7 +158,7 @@ def test_each_loop_gives_the_writer_all_its_samples(name: str, tmp_path: Path) -
 
 
 def write_forms(place: Path) -> None:
-    """The inputs of FORMS: 12 images each, flat/, digits.npz, yolo/ and coco/."""
+    """The inputs of FORMS: 12 images each; the first ones have boxes."""
     numbers = range(12)
     write_images(
         place, [f"flat/{name}_{number:03}.png" for name in ("cat", "dog") for number in range(6)]
@@ -164,6 +171,20 @@ def write_forms(place: Path) -> None:
     write_images(place, [f"yolo/images/{('train', 'val')[n % 2]}/{n}.png" for n in numbers])
     (place / "yolo/labels/train").mkdir(parents=True)
     (place / "yolo/labels/train/0.txt").write_text("2 0.5 0.5 0.1 0.2\n1 0.1 0.2 0.3 0.4\n")
+    write_images(place, [f"voc/JPEGImages/{n:02}.jpg" for n in numbers])
+    (place / "voc/Annotations").mkdir()
+    for n in numbers:
+        ends = "<xmin>2</xmin><ymin>3</ymin><xmax>5</xmax><ymax>8</ymax>"
+        found = f"<object><name>dog</name><bndbox>{ends}</bndbox></object>" * (n == 0)
+        (place / f"voc/Annotations/{n:02}.xml").write_text(f"<annotation>{found}</annotation>")
+    rows = [
+        {
+            "image": {"bytes": encode(pixels(n, 8, 8), "png")},
+            "objects": {"bbox": [[1.0, 2, 4, 6]] * (n == 0), "category": [1] * (n == 0)},
+        }
+        for n in numbers
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), place / "objects.parquet")
     write_images(place, [f"coco/val2017/{n}.png" for n in numbers])
     (place / "coco/annotations").mkdir()
     coco = {
@@ -185,14 +206,15 @@ def test_the_recipe_for_each_other_form_of_input_gives_all_its_samples(
     manifest = manifests.load(str(output)).manifest
     assert sum(split.num_samples for split in manifest.splits.values()) == 12
     assert len(manifest.classes) == {"Flat folders": 2, "Arrays": 3, "COCO": 1}.get(title, 0)
-    if not manifest.classes:
-        fields = [
-            fields
+    if title in BOXES:
+        found = [
+            (one["category_id"], pytest.approx(one["bbox"]))
             for split in manifest.splits
             for fields in samples_of(output, manifest, split).values()
+            for one in json.loads(fields["json"])["annotations"]
         ]
-        boxes = max(json.loads(each["json"])["boxes"] for each in fields)
-        assert boxes[0] == [2, 0.5, 0.5, 0.1, 0.2]
+        assert BOXES[title] in found
+        assert len(found) == 1 + (title == "YOLO")
 
 
 def test_the_page_about_migrating_has_no_section_that_is_not_run() -> None:
