@@ -46,7 +46,7 @@ test: env  ## all tests but the slow ones; gs:// tests run where Go can build th
 NOT_CORE := $(addprefix --ignore=tests/,shardset/adapters shardset/decode/test_augment.py \
 	shardset/storage/test_faults.py shardset/storage/test_s3.py \
 	pipelines/sources/test_folder.py pipelines/sources/test_huggingface.py pipelines/sources/test_listing.py) \
-	-m "not slow and not nightly and not gcs" -k "not s3 and not torch"
+	-m "not slow and not nightly and not gcs" -k "not s3 and not torch and not how-to/targets"
 test-core: env-core  ## the fast tests of the library, in .venv-core; with another Python: PYTHON=python3.13
 	$(CORE)/bin/python -m pytest -q -n auto $(NOT_CORE) tests/shardset
 

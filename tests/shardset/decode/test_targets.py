@@ -5,10 +5,7 @@ import io
 import msgspec
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from torchvision import tv_tensors
-from torchvision.transforms.v2 import functional as v2
 
 from shardset.decode.crops import (
     CenterCrop,
@@ -46,6 +43,10 @@ def of_boxes(rows):
 
 
 def test_a_thousand_crops_are_those_of_torchvision():
+    import torch
+    from torchvision import tv_tensors
+    from torchvision.transforms.v2 import functional as v2
+
     rng = np.random.default_rng(1)
     for number in range(1000):
         height, width = map(int, rng.integers(20, 600, 2))
