@@ -1,6 +1,7 @@
 """Targets and views in a stream: the same on any world, after a resume, and in a bad sample."""
 
 import logging
+import sys
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 
 import shardset
 from shardset import Boxes, CenterCrop, ImageSpec, Mask, RandAugment, RandomResizedCrop, Text
+from tests.makers.documented import run
 from tests.makers.shardset import encode, pixels
 
 IMAGE = ImageSpec(size=24, crop=RandomResizedCrop(interpolation="bicubic"), flip="pixels")
@@ -181,3 +183,32 @@ def test_the_first_view_is_what_an_image_of_its_spec_is(url):
     expected = by_id(stream(url, image=views["one"][1], **options), ["image"])
     for one, rows in expected.items():
         np.testing.assert_allclose(found[one]["one"][0], rows["image"], atol=12)
+
+
+ON_XLA = """
+import sys
+import torch, torch_xla
+from torch_xla.debug import metrics
+import shardset
+from shardset.adapters.torch import TensorStream
+
+stream = shardset.Stream(
+    sys.argv[1], "train", batch_size=8, image_size=24, targets={"boxes": shardset.Boxes("json", 4)}
+)
+for batch in TensorStream(stream):
+    sent = {name: each.to("xla") for name, each in batch.items()}
+    found = sent["boxes_class"] >= 0
+    areas = (sent["boxes"][..., 2:] - sent["boxes"][..., :2]).prod(-1)
+    loss = (areas * found).sum() + sent["image"].float().mean()
+    torch_xla.sync()
+print(loss.item(), metrics.counter_value("UncachedCompile"))
+"""
+
+
+@pytest.mark.slow
+def test_padded_boxes_need_one_graph(url):
+    loss, graphs = run(
+        [sys.executable, "-c", ON_XLA, str(url)], url.parent, PJRT_DEVICE="CPU"
+    ).split()
+    assert float(loss) > 0
+    assert int(graphs) == 1
