@@ -14,10 +14,10 @@ from pipelines.check.problems import Problem, problem_of
 from pipelines.images.check import examine
 from pipelines.images.options import ImageOptions
 from pipelines.plan import tables
-from pipelines.sources import coco
 from shardset.checksum import crc32c_of
 from shardset.errors import REPAIR, BadTarget, DamagedShard, StorageError, UndecodableImage
 from shardset.format import table
+from shardset.format.annotations import annotations_in
 from shardset.format.images import is_image_field
 from shardset.format.index import content_bytes
 from shardset.format.manifest import IndexFile, Shard
@@ -191,9 +191,9 @@ def _sample_problems(
         yield from _row_problems(task, group, contents, row)
     if task.categories:
         try:
-            coco.annotations_in(contents.get("json", b""), task.categories)
+            annotations_in(contents.get("json", b""), task.categories)
         except BadTarget as error:
-            yield f"{error}; build the set again"
+            yield f"its json: {error}; build the set again"
     for name in filter(is_image_field, contents):
         field = name.rpartition(".")[2]
         try:

@@ -17,7 +17,7 @@ from pipelines.images.options import ImageOptions, options_to_read
 from pipelines.report import alike
 from pipelines.report.alike import DuplicateGroup, SimilarPair
 from pipelines.report.catalog import MAX_SAMPLES, Catalog, open_catalog, ranks, read_images
-from pipelines.sources.coco import annotations_in
+from shardset.format.annotations import annotations_in
 from shardset.format.manifest import LoadedSet, Manifest
 from shardset.html import page
 from shardset.html.page import Picture

@@ -6,7 +6,7 @@ they are divided among temporary files, each of which fits the memory.
 
 import zlib
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -18,7 +18,8 @@ from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.spilled_list import SpilledList
 from pipelines.sources.listing import Listed, Listing, check_path
 from pipelines.sources.objects import key_of
-from shardset.errors import BadTarget, ConfigError, SourceError
+from shardset.errors import ConfigError, SourceError
+from shardset.format.annotations import Annotation
 from shardset.format.labels import NO_LABEL
 from shardset.format.manifest import ClassInfo
 from shardset.storage.base import join
@@ -30,16 +31,8 @@ _WAITING = 4_000
 """Annotations in memory that wait until they are written."""
 
 
-class Annotation(msgspec.Struct):
-    """What each annotation says."""
-
+class _Listed(Annotation, kw_only=True):
     image_id: int
-    category_id: int
-    bbox: tuple[float, float, float, float]
-
-
-class _Annotated(msgspec.Struct):
-    annotations: list[Annotation]
 
 
 class _Image(msgspec.Struct):
@@ -52,7 +45,7 @@ class _Category(msgspec.Struct):
     name: str
 
 
-_KINDS = {"images": _Image, "annotations": Annotation, "categories": _Category}
+_KINDS = {"images": _Image, "annotations": _Listed, "categories": _Category}
 
 
 @dataclass(frozen=True)
@@ -89,18 +82,6 @@ class Coco(Listing):
         return rows, Survey(units=(), classes=classes)
 
 
-def annotations_in(content: bytes, categories: Container[int]) -> list[Annotation]:
-    """The annotations in a stored `json`; BadTarget unless they are of these categories."""
-    try:
-        found = msgspec.json.decode(content, type=_Annotated).annotations
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        raise BadTarget("its json has no annotations as COCO has them", str(error)) from error
-    for one in found:
-        if one.category_id not in categories:
-            raise BadTarget(f"its json has the category {one.category_id}, which no class has")
-    return found
-
-
 def _annotated(path: str, categories: dict[int, str]) -> Iterator[tuple[str, str]]:
     """The name of each image of a file, and its `json`; adds the categories."""
     storage, name = open_file(path)
@@ -119,7 +100,7 @@ def _annotated(path: str, categories: dict[int, str]) -> Iterator[tuple[str, str
             if categories.setdefault(found.id, found.name) != found.name:
                 raise SourceError(f"{path}: category {found.id} has two names; correct one")
             continue
-        if isinstance(found, Annotation):
+        if isinstance(found, _Listed):
             used.setdefault(found.category_id, text)
         part = parts[zlib.crc32(b"%d" % found.image_id) % num_parts]
         part.add([found.image_id, getattr(found, "file_name", ""), text])

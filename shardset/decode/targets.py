@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
 from shardset.decode.crops import Placement
 from shardset.errors import BadTarget, ConfigError, UndecodableImage, require_int
+from shardset.format.annotations import annotations_in
 from shardset.format.images import format_of, pillow
+
+_ALL = range(2**63)
 
 
 class Target(ABC):
@@ -42,19 +44,6 @@ class Target(ABC):
 
         Raises BadTarget for content that is no such target, ConfigError for more than a row holds.
         """
-
-
-class _Annotation(msgspec.Struct):
-    bbox: tuple[float, float, float, float]
-    category_id: int
-    iscrowd: int = 0
-
-
-class _Annotated(msgspec.Struct):
-    annotations: list[_Annotation]
-
-
-_annotated = msgspec.json.Decoder(_Annotated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +86,12 @@ class Boxes(Target):
 
     def read(self, content: bytes, placed: Placement, labels: Mapping[int, int]) -> dict[str, Any]:
         try:
-            found = _annotated.decode(content).annotations
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise self.bad(f"no COCO annotations: {error}") from None
+            found = annotations_in(content, labels or _ALL)
+        except BadTarget as error:
+            raise self.bad(error) from error
         found = [one for one in found if self.crowd or not one.iscrowd]
-        classes = np.array([labels.get(one.category_id, -1) for one in found], np.int64)
-        if not labels:
-            classes[:] = [one.category_id for one in found]
-        elif (classes < 0).any():
-            unknown = found[int(classes.argmin())].category_id
-            raise self.bad(f"category {unknown}, expected one of the set's classes")
+        ids = (one.category_id for one in found)
+        classes = np.array([labels.get(number, number) for number in ids], np.int64)
         corners = np.array([one.bbox for one in found], np.float64).reshape(-1, 2, 2)
         corners[:, 1] += corners[:, 0]
         matrix = placed.matrix

@@ -44,11 +44,7 @@ class SlotWriter:
             (name, fields.index(target.field), target)
             for name, target in source.spec.targets.items()
         ]
-        self._labels = {
-            info.category_id: info.label
-            for info in source.manifest.classes
-            if info.category_id is not None
-        }
+        self._labels = source.manifest.labels_by_category
         self._fields = fields
         self._image_columns = [at for at, name in enumerate(fields) if name in FIELD_OF_EXTENSION]
         self._stored_png_size = _stored_png_size(source.spec.image)

@@ -72,7 +72,9 @@ def test_annotations_are_stored_as_they_came_with_masks_and_categories(tmp_path,
     renumbered = [replace(one, category_id=one.label) for one in manifest.classes]
     publish(open_storage(str(tmp_path / "out")), replace(manifest, classes=renumbered))
     problems = verify(str(tmp_path / "out"), deep=True).problems
-    assert any("its json has the category 7, which no class has" in str(one) for one in problems)
+    assert any(
+        "its json: category 7 in an annotation, which no class has" in str(one) for one in problems
+    )
 
 
 @pytest.mark.parametrize(

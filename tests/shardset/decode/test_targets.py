@@ -119,7 +119,7 @@ def test_crowds_and_categories():
     assert of_boxes(Boxes("json", crowd=True).read(crowd, WHOLE, {})) == ([[2, 3, 12, 18]], [0])
     two = annotated((1, 1, 5, 5), (2, 2, 5, 5))
     assert of_boxes(Boxes("json").read(two, WHOLE, {1: 7, 0: 3}))[1] == [3, 7]
-    with pytest.raises(BadTarget, match="'json': category 1, expected one of the set's classes"):
+    with pytest.raises(BadTarget, match="'json': category 1 in an annotation, which no class has"):
         Boxes("json").read(two, WHOLE, {0: 3})
 
 
@@ -137,9 +137,13 @@ def test_empty_rows_have_the_types_of_full_ones():
 @pytest.mark.parametrize(
     ("target", "content", "message"),
     [
-        (Boxes("json"), b"{}", "no COCO annotations"),
-        (Boxes("json"), b'{"annotations": [{"bbox": [1, 2], "category_id": 1}]}', "no COCO"),
-        (Boxes("json"), b"\xff", "no COCO annotations"),
+        (Boxes("json"), b"{}", "no annotations as COCO"),
+        (
+            Boxes("json"),
+            b'{"annotations": [{"bbox": [1, 2], "category_id": 1}]}',
+            "no annotations as COCO",
+        ),
+        (Boxes("json"), b"\xff", "no annotations as COCO"),
         (Mask("png"), png(np.zeros((20, 31), np.uint8)), r"\(20, 31\), expected the image's"),
         (Mask("png"), png(np.zeros((20, 30), np.uint16)), "mode I;16, expected one channel of"),
         (Mask("png"), png(np.zeros((20, 30, 3), np.uint8)), "mode RGB, expected one channel"),

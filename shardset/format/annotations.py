@@ -1,0 +1,34 @@
+"""Annotations of a sample as COCO's files have them: `json` is {"annotations": [...]}."""
+
+from collections.abc import Container
+
+import msgspec
+
+from shardset.errors import BadTarget
+
+
+class Annotation(msgspec.Struct):
+    """A box: `bbox` is [left, top, width, height] in pixels of the upright image."""
+
+    bbox: tuple[float, float, float, float]
+    category_id: int
+    iscrowd: int = 0
+
+
+class _Annotated(msgspec.Struct):
+    annotations: list[Annotation]
+
+
+_decoder = msgspec.json.Decoder(_Annotated)
+
+
+def annotations_in(content: bytes, categories: Container[int]) -> list[Annotation]:
+    """The annotations in a stored field; BadTarget unless they are COCO's, of these categories."""
+    try:
+        found = _decoder.decode(content).annotations
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadTarget("no annotations as COCO has them", str(error)) from error
+    for one in found:
+        if one.category_id not in categories:
+            raise BadTarget(f"category {one.category_id} in an annotation, which no class has")
+    return found
