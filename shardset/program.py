@@ -144,8 +144,9 @@ def run_verb(
             raise
         print(printable(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return USAGE if isinstance(error, ConfigError) else FAILED
-    except KeyboardInterrupt:
-        print("stopped; the same command continues", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        what = "".join(map(str, interrupt.args)) or "; the same command continues"
+        print(f"stopped{what}", file=sys.stderr)
         return INTERRUPTED
     return code
 

@@ -22,6 +22,7 @@ from shardset.errors import ConfigError, SourceError
 from shardset.format.annotations import Annotation
 from shardset.format.labels import NO_LABEL
 from shardset.format.manifest import ClassInfo
+from shardset.prepared import JSON_ERRORS, prepared
 from shardset.storage.base import join
 from shardset.storage.open import open_file, open_storage
 
@@ -31,15 +32,18 @@ _WAITING = 4_000
 """Annotations in memory that wait until they are written."""
 
 
+@prepared
 class _Listed(Annotation, kw_only=True):
     image_id: int
 
 
+@prepared
 class _Image(msgspec.Struct):
     file_name: Annotated[str, msgspec.Meta(min_length=1)]
     image_id: int = msgspec.field(name="id")
 
 
+@prepared
 class _Category(msgspec.Struct):
     id: int
     name: str
@@ -94,7 +98,7 @@ def _annotated(path: str, categories: dict[int, str]) -> Iterator[tuple[str, str
             continue
         try:
             found = msgspec.json.decode(text, type=_KINDS[section])
-        except (msgspec.MsgspecError, UnicodeError) as error:
+        except JSON_ERRORS as error:
             raise SourceError(f"{path}: {section}: {text:.80}: {error}") from error
         if isinstance(found, _Category):
             if categories.setdefault(found.id, found.name) != found.name:

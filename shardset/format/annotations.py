@@ -5,6 +5,7 @@ from collections.abc import Container
 import msgspec
 
 from shardset.errors import BadTarget
+from shardset.prepared import JSON_ERRORS
 
 
 class Annotation(msgspec.Struct):
@@ -26,7 +27,7 @@ def annotations_in(content: bytes, categories: Container[int]) -> list[Annotatio
     """The annotations in a stored field; BadTarget unless they are COCO's, of these categories."""
     try:
         found = _decoder.decode(content).annotations
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except JSON_ERRORS as error:
         raise BadTarget("no annotations as COCO has them", str(error)) from error
     for one in found:
         if one.category_id not in categories:
