@@ -31,17 +31,6 @@ _MARKED_BYTES = 1024
 """The generator tag precedes the title, within this many bytes."""
 
 
-class Finding(NamedTuple):
-    """One sentence of a summary.
-
-    `level` is `good`, `note` or `bad`; `anchor` is the id of its section.
-    """
-
-    level: str
-    text: str
-    anchor: str = ""
-
-
 class Picture(NamedTuple):
     """An embedded image; a `sharp` one is so small that it is enlarged without smoothing."""
 

@@ -6,7 +6,7 @@ See `docs/how-to/check.md`.
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ import msgspec
 
 from shardset.errors import ConfigError, NotFound
 from shardset.html import page, plots
-from shardset.html.page import Finding
 from shardset.html.plots import Plot
 from shardset.prepared import JSON_ERRORS
 from shardset.program import count
@@ -148,10 +147,6 @@ def render(run: RunRecord) -> bytes:
     sets = ["/".join(address.split("/")[-2:]) for address in addresses]
     settings = [(key, value_text(value)) for key, value in values_of(config).items()]
     usual = {key: value_text(value) for key, value in values_of(TrainConfig()).items()}
-    # A column that says nothing is left out: what only accelerators count, top-5 of few classes.
-    counts = any(one.compilations or one.busy_percent for one in run.epochs)
-    top5 = any(one.top5 < 1 for one in run.evaluations)
-    best = max((one.top1 for one in run.evaluations), default=None)
     return page.render(
         "trainer.tools",
         "report.html",
@@ -163,85 +158,15 @@ def render(run: RunRecord) -> bytes:
         ],
         closing="Made from the run folder, without scripts or outside links. Curves of training "
         f"are smoothed (exponential moving mean, {SMOOTHING}).",
-        tiles=_tiles(run),
-        findings=list(_findings(run)),
+        run=run,
         plots=_plots(run),
-        epochs=[
-            (
-                one.epoch + 1,
-                one.global_step,
-                one.samples,
-                f"{one.loss:.4f}",
-                _percent(one.top1),
-                f"{one.reduced_global_rate:,.0f}",
-                f"{one.input_wait_percent:.1f} %",
-                *((f"{one.busy_percent:.1f} %", one.compilations) if counts else ()),
-            )
-            for one in run.epochs
-        ],
-        evaluations=[
-            (
-                one.epoch + 1,
-                one.split,
-                one.global_step,
-                one.samples,
-                f"{one.loss:.4f}",
-                _percent(one.top1) + " (best)" * (one.top1 == best),
-                *((_percent(one.top5),) if top5 else ()),
-                f"{one.seconds:.1f} s",
-            )
-            for one in run.evaluations
-        ],
-        worst=run.worst,
-        counts=counts,
-        top5=top5,
         changed=[(key, text) for key, text in settings if text != usual[key]],
         settings=[(key, text) for key, text in settings if text == usual[key]],
         max_rows=MAX_ROWS,
+        advice=advice,
+        duration=_duration,
+        percent=_percent,
     )
-
-
-def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
-    tiles = []
-    if run.evaluations:
-        best, newest = max(run.evaluations, key=lambda one: one.top1), run.evaluations[-1]
-        top5 = f"top-5 {_percent(newest.top5)}" if newest.top5 < 1 else ""
-        tiles = [
-            (f"best {best.split} accuracy", _percent(best.top1), f"after epoch {best.epoch + 1}"),
-            (f"last {newest.split} accuracy", _percent(newest.top1), top5),
-        ]
-    for step in run.steps[-1:]:
-        tiles.append(("last training loss", f"{step.loss:.4g}", f"at step {step.global_step:,}"))
-    for last in run.epochs[-1:]:
-        tiles.append(("samples/s", f"{last.reduced_global_rate:,.0f}", "all hosts, last epoch"))
-        if round(last.rate_per_device) < round(last.reduced_global_rate):
-            tiles.append(("samples/s per device", f"{last.rate_per_device:,.0f}", "last epoch"))
-        share = _percent(last.input_wait_percent / 100)
-        tiles.append(("waiting for data", share, "of the time, last epoch"))
-    if run.final:
-        tiles.append(("time", _duration(run.final.seconds), count(run.final.epochs, "epoch")))
-    return tiles
-
-
-def _findings(run: RunRecord) -> Iterable[Finding]:
-    if run.final:
-        yield Finding(
-            level="good", text=f"The run has ended after {count(run.final.global_step, 'step')}."
-        )
-        if run.final.seconds_to_target is not None:
-            text = f"It reached its target accuracy in {_duration(run.final.seconds_to_target)}."
-            yield Finding(level="good", text=text)
-    else:
-        text = f"The run has not ended: it is running, or was stopped at step {run.last_step:,}."
-        yield Finding(level="note", text=text)
-    if run.num_damaged:
-        text = (
-            f"{count(run.num_damaged, 'line is', 'lines are')} damaged in {METRICS} and left out."
-        )
-        yield Finding(level="note", text=text)
-    waits = [one.input_wait_percent for one in run.epochs]
-    if waits and (text := advice(sum(waits) / len(waits)) or ""):
-        yield Finding(level="note", text=text[0].upper() + text[1:] + ".", anchor="curves")
 
 
 def _plots(run: RunRecord) -> list[Plot]:

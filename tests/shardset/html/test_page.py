@@ -3,28 +3,29 @@
 import base64
 import io
 import re
+from types import SimpleNamespace
 
 import numpy as np
 from PIL import Image
 
 from shardset.html import page
 
+RUN = SimpleNamespace(
+    steps=[], epochs=[], evaluations=[], worst=[], final=None, last_step=7, num_damaged=0
+)
 FRAME = {
     "title": "t",
     "subtitle": "s",
     "sections": [("a", "A")],
     "closing": "c",
-    "findings": [],
     "max_rows": 9,
-    "tiles": [("samples", "7", "")],
     "plots": [],
-    "epochs": [],
-    "evaluations": [],
-    "counts": False,
-    "top5": False,
+    "run": RUN,
     "changed": [],
     "settings": [],
-    "worst": [],
+    "advice": str,
+    "duration": str,
+    "percent": str,
 }
 
 
@@ -35,8 +36,8 @@ def rendered(**values: object) -> str:
 def test_what_is_put_in_is_escaped_everywhere():
     evil = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
     text = rendered(
-        title=evil, subtitle=evil, settings=[(evil, evil)], tiles=[("a", evil, evil)],
-        findings=[page.Finding(level="bad", text=evil, anchor="curves")],
+        title=evil, subtitle=evil, settings=[(evil, evil)], changed=[(evil, evil)],
+        run=SimpleNamespace(**{**vars(RUN), "worst": [(None, evil, [evil])]}),
     )  # fmt: skip
     assert "<script" not in text
     assert "<img" not in text
