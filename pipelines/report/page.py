@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
+from functools import partial
 from typing import Any
 
 from rich.filesize import decimal
@@ -141,21 +142,14 @@ def render(data: ReportData) -> bytes:
         ],
         class_sheets=[_sheet(data, label, samples) for label, samples in data.by_class.items()],
         sizes=list(_sizes(data)),
-        duplicates=[
-            (
-                _spread(group),
-                _captioned(data, group.samples[:MAX_GROUP_SHOWN]),
-                len(group.samples) - MAX_GROUP_SHOWN,
-            )
-            for group in data.duplicates[:MAX_SHOWN]
-        ],
-        near_duplicates=list(_pairs(data))[:MAX_SHOWN],
+        duplicates=data.duplicates[:MAX_SHOWN],
+        labels=data.catalog.rows["label"],
+        captioned=partial(_captioned, data),
+        max_shown=MAX_SHOWN,
+        max_group=MAX_GROUP_SHOWN,
         damage=[astuple(each) for each in data.damage[:MAX_ROWS]],
         reasons=_reasons(data.rejected),
-        rejected=[
-            [entry.get(name, "") for name in ("name", "split", "reason")]
-            for entry in data.rejected[:MAX_ROWS]
-        ],
+        rejected=data.rejected[:MAX_ROWS],
         options=[
             (name, json.dumps(value, sort_keys=True, ensure_ascii=False))
             for name, value in sorted(manifest.provenance.options.items())
@@ -192,22 +186,6 @@ def _captioned(data: ReportData, samples: Sequence[int]) -> list[Shown]:
         name = f"{key} in {path}"
         shown.append((data.pictures.get(sample), name, [label, key, path.partition("/")[0]]))
     return shown
-
-
-def _pairs(data: ReportData) -> Iterator[tuple[str, list[Shown], int]]:
-    """Images that look much alike, those under different labels first."""
-    labels = data.catalog.rows["label"]
-    for words, is_same in ((", different labels", False), ("", True)):
-        for pair in data.near_duplicates:
-            if (labels[pair.left] == labels[pair.right]) == is_same:
-                shown = _captioned(data, [pair.left, pair.right])
-                yield f"{pair.alike:.3f} alike{words}", shown, 0
-
-
-def _spread(group: alike.DuplicateGroup) -> str:
-    kinds = ["under different labels"] * (group.num_labels > 1)
-    kinds += ["in several splits"] * (group.num_splits > 1)
-    return f"{count(len(group.samples), 'sample')} {' and '.join(kinds) or 'in one split'}"
 
 
 def _sizes(data: ReportData) -> Iterator[tuple[str, int, str, int, int, int]]:
