@@ -77,17 +77,23 @@ class Placement(NamedTuple):
         return self.region.box or Box(0, 0, *self.image_size)
 
     @property
+    def scales(self) -> tuple[float, float, float, float]:
+        """(a, b, c, d): a point (x, y) of the upright image is (a x + b, c y + d) in the row."""
+        (top, left, height, width), target = self.box, self.region.target
+        x, y = target.width / width, target.height / height
+        shift = target.left - left * x
+        if self.is_mirrored:
+            x, shift = -x, self.row_size - shift
+        return x, shift, y, target.top - top * y
+
+    @property
     def matrix(self) -> np.ndarray:
         """From points (x, y, 1) of the upright image to points of the row: float64 [2, 3].
 
         Points are those of OpenCV and kornia with pixel edges: (0, 0) is a corner of the image.
         """
-        (top, left, height, width), target = self.box, self.region.target
-        x, y = target.width / width, target.height / height
-        matrix = np.array([[x, 0, target.left - left * x], [0, y, target.top - top * y]])
-        if self.is_mirrored:
-            matrix[0] = -matrix[0, 0], 0, self.row_size - matrix[0, 2]
-        return matrix
+        x, right, y, down = self.scales
+        return np.array([[x, 0, right], [0, y, down]])
 
 
 class Crop(ABC):

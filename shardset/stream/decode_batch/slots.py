@@ -155,7 +155,11 @@ class SlotWriter:
             if (content := contents[at]) is None:
                 raise BadTarget(f"it has no field {target.field!r}")
             for end, value in target.read(content, placed, self._labels).items():
-                step.batch[name + end][slot] = value
+                rows = step.batch[name + end]
+                if isinstance(rows, list):
+                    rows[slot] = value
+                else:
+                    rows[slot, : len(value)] = value
         if self.spec.with_matrix:
             step.batch["matrix"][slot] = placed.matrix
             step.batch["orig_size"][slot] = placed.image_size
