@@ -4,7 +4,7 @@ index.
 
 import hashlib
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,7 @@ class ShardTask:
     fields: list[str]
     num_source_samples: int
     num_classes: int
-    categories: Container[int]
+    categories: Collection[int]
     image: ImageOptions
     deep: bool
     is_own: bool = True

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from PIL import ImageDraw
 
 from pipelines.check.inspect import counted
 from pipelines.check.problems import Problem, check_quarantine
@@ -17,7 +18,7 @@ from pipelines.images.options import ImageOptions, options_to_read
 from pipelines.report import alike
 from pipelines.report.alike import DuplicateGroup, SimilarPair
 from pipelines.report.catalog import MAX_SAMPLES, Catalog, open_catalog, ranks, read_images
-from shardset.format.annotations import annotations_in
+from shardset.format.annotations import Annotation, annotations_in
 from shardset.format.manifest import LoadedSet, Manifest
 from shardset.html import page
 from shardset.html.page import Picture
@@ -31,6 +32,8 @@ MAX_SHOWN = 24
 """Limit for groups of duplicates and for similar pairs."""
 
 _PICTURE_SIDE = 96
+_SIDE_WITH_BOXES = 256
+_BOX = "#e6007a"
 _GREY_FROM = 36
 """Longer side in pixels of the picture that is shrunk to the grey version."""
 
@@ -97,7 +100,7 @@ def collect(loaded: LoadedSet, *, max_images: int, max_samples: int = MAX_SAMPLE
         storage,
         catalog,
         np.array(sorted(shown), np.int64),
-        lambda image, _: page.picture(thumbnail_of(image, _PICTURE_SIDE, options).pixels),
+        lambda image, json: _picture(image, json, options, labels),
     )
     rejected, damaged_list = check_quarantine(storage, manifest.quarantine)
     return ReportData(
@@ -140,7 +143,7 @@ def _stats(
     grey = small.pixels.convert("L").resize((alike.SIDE, alike.SIDE))
     flat = bool(np.ptp(np.asarray(small.pixels), axis=(0, 1)).max() < alike.MIN_CONTRAST)
     boxes = []
-    for one in annotations_in(json, labels) if labels else ():
+    for one in _boxes(json, labels):
         left, top, width, height = one.bbox
         is_outside = (
             min(left, top) < -1 or left + width > small.width + 1 or top + height > small.height + 1
@@ -149,6 +152,24 @@ def _stats(
     return ImageStats(
         *(small.width, small.height, np.asarray(grey), small.transparent, small.turned, flat, boxes)
     )
+
+
+def _picture(
+    image: bytes, json: bytes, options: ImageOptions, labels: Mapping[int, int]
+) -> Picture:
+    """The picture of an image, with its boxes."""
+    small = thumbnail_of(image, _SIDE_WITH_BOXES if labels else _PICTURE_SIDE, options)
+    pixels, scale = small.pixels.convert("RGB"), small.pixels.width / small.width
+    for one in _boxes(json, labels):
+        left, top, width, height = (scale * number for number in one.bbox)
+        corners = left, top, left + max(0, width), top + max(0, height)
+        ImageDraw.Draw(pixels).rectangle(corners, outline=_BOX, width=2)
+    return page.picture(pixels)
+
+
+def _boxes(json: bytes, labels: Mapping[int, int]) -> list[Annotation]:
+    """The annotations of a sample, in a set that has the category of each label."""
+    return annotations_in(json, labels) if labels else []
 
 
 def _similar(catalog: Catalog, images: dict[int, ImageStats]) -> list[SimilarPair]:

@@ -190,8 +190,7 @@ class CenterCrop(Crop):
     Args:
         resize: Length of the shorter side before the crop, in pixels; at least the size of the
             result.
-        interpolation: "area" (OpenCV's averages), or "bilinear", "bicubic" or "lanczos" (Pillow's
-            filters, as torchvision and timm use them).
+        interpolation: As in RandomResizedCrop; torchvision and timm use Pillow's filters.
 
     Raises:
         ConfigError: `resize` is no whole number, or the interpolation is not known. ImageSpec

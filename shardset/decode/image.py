@@ -38,9 +38,6 @@ orientation to undo.
 A plain tuple, for speed.
 """
 
-MIRRORED_BELOW = 0.5
-"""Images whose first draw is less are mirrored."""
-
 _UNLIMITED: AbstractContextManager[None] = nullcontext()
 
 
@@ -115,6 +112,19 @@ def draws(
     return (keys >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
+def is_mirrored(drawn: np.ndarray) -> np.ndarray:
+    """Whether each image is mirrored: bool [...] for draws [..., m]."""
+    return drawn[..., 0] < 0.5
+
+
+def mirror(images_NHWC: np.ndarray, drawn: np.ndarray) -> None:
+    """Mirrors the images whose draws say so, left to right, in place."""
+    import cv2  # a stream of bytes needs none of it
+
+    for number in np.flatnonzero(is_mirrored(drawn)):
+        images_NHWC[number] = cv2.flip(images_NHWC[number], 1)
+
+
 def decode_into(row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray) -> Placement:
     """Decodes and crops one image into `row`, uint8 [size, size, 3]; raises UndecodableImage.
 
@@ -129,9 +139,7 @@ def decode_into(row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray
         else:
             pixels = _decode_box(data, header, region.box, region.least, spec.background)
         region.put(row, pixels)
-    return Placement(
-        size, region, spec.size, spec.flip == "pixels" and bool(drawn[0] < MIRRORED_BELOW)
-    )
+    return Placement(size, region, spec.size, spec.flip == "pixels" and bool(is_mirrored(drawn)))
 
 
 def crop_into(row: np.ndarray, pixels: np.ndarray, spec: ImageSpec, drawn: np.ndarray) -> None:

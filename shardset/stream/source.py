@@ -157,7 +157,8 @@ def _check_fields(stored: Sequence[str], spec: StreamSpec) -> None:
     missing = [name for name in read if name not in stored]
     if missing:
         raise ConfigError(f"no field {missing[0]!r} in this split; it has {', '.join(stored)}")
-    names = [*spec.fields, *spec.columns, *spec.targets, *spec.views]
+    names = [*spec.fields, *spec.columns, *spec.views]
+    names += [name + end for name, target in spec.targets.items() for end in target.empty(0, 1)]
     if reserved := [name for name in names if name in BATCH_NAMES or names.count(name) > 1]:
         raise ConfigError(f"a batch already has a {reserved[0]!r}; use another name for that one")
     if spec.decodes and FIELD_OF_EXTENSION.keys().isdisjoint(stored):

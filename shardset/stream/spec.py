@@ -141,22 +141,26 @@ class StreamSpec(OrderOptions):
     def _check_crops(self) -> None:
         """Raises ConfigError where views, targets and transform do not go together."""
         for name, view in self.views.items():
-            number, image = view
-            if require_int(f"the number of views {name!r}", number) < 1 or image.flip is True:
-                raise ConfigError(
-                    f"views {name!r} are {view}, expected a number of at least 1 and an ImageSpec"
-                    " with flip False or 'pixels'"
-                )
+            match view:
+                case int(number), ImageSpec(flip=False | "pixels") if number > 0:
+                    continue
+            raise ConfigError(
+                f"views {name!r} are {view!r}, expected (number, ImageSpec(...)) with at least 1"
+                " and flip False or 'pixels'"
+            )
+        for name, target in self.targets.items():
+            if not isinstance(target, Target):
+                raise ConfigError(f"target {name!r} is {target!r}, expected Boxes, Mask or Text")
         if len({(one.background, one.upright) for _, one in self.views.values()}) > 1:
             raise ConfigError("views differ in background or upright; give all the same")
         if self.views and self.image is not None:
             raise ConfigError("image and views are both given; name the image's crop as a view")
         if self.follows_crop and self.image is None:
             raise ConfigError("targets and with_matrix follow the crop of `image`; give image")
-        if self.targets and getattr(self.transform, "moves_pixels", False):
+        if self.follows_crop and getattr(self.transform, "moves_pixels", False):
             raise ConfigError(
-                f"{self.transform} moves pixels and not the targets; use RandAugment("
-                "geometric=False), or move both in a transform"
+                f"{self.transform} moves pixels and not the targets or the matrix; use"
+                " RandAugment(geometric=False), or move all of them in a transform"
             )
         images = [self.image] if self.image else [image for _, image in self.views.values()]
         if self.seed is None and any(image.is_random for image in images):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shardset.decode.image import MIRRORED_BELOW
+from shardset.decode.image import mirror
 from shardset.errors import ConfigError
 from shardset.order.permutation import Purpose, hash64
 from shardset.stream.decode_batch.decoders import BatchDecoder, even_slices
@@ -65,10 +65,8 @@ class DecodeAndFinish:
         for future in filled:
             future.result()
         if self._spec.image is not None and self._spec.image.flip == "pixels":
-            mirror(
-                step.batch["image"],
-                [slot for slot in slots if step.drawn[slot, 0] < MIRRORED_BELOW],
-            )
+            part = slice(slots.start, slots.stop)
+            mirror(step.batch["image"][part], step.drawn[part])
         if columns is not None and self._spec.transform is not None:
             self._transform(self._spec.transform, columns, step, slots)
 
@@ -156,14 +154,6 @@ class StackedRows:
         if isinstance(own, np.ndarray) and (own.shape[1:], own.dtype) == kind:
             return own
         return np.empty((num_slots, *kind[0]), kind[1])
-
-
-def mirror(images_NHWC: np.ndarray, slots: Iterable[int]) -> None:
-    """Mirrors some images, left to right, in place."""
-    import cv2  # a stream of bytes needs none of it
-
-    for slot in slots:
-        images_NHWC[slot] = cv2.flip(images_NHWC[slot], 1)
 
 
 def row_of(batch: Batch, slot: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from shardset.decode.image import MIRRORED_BELOW, ImageSpec, crop_into, decode, decode_into
+from shardset.decode.image import ImageSpec, crop_into, decode, decode_into, mirror
 from shardset.decode.memory_cache import MemoryCache
 from shardset.errors import BadTarget, ConfigError, DamagedShard, ShardsetError, UndecodableImage
 from shardset.format.images import FIELD_OF_EXTENSION, stored_png
@@ -166,16 +166,14 @@ class SlotWriter:
 
     def _write_views(self, step: PlannedStep, slot: int, image: bytes) -> None:
         """Decodes an image once and crops its views."""
-        pixels = None
-        for name, (_, spec) in self.spec.views.items():
-            if pixels is None:
-                pixels = _decode(image, spec)
-            for row, drawn in zip(
-                step.batch[name][slot], step.drawn_views[name][slot], strict=True
-            ):
-                crop_into(row, pixels, spec, drawn)
-                if spec.flip and drawn[0] < MIRRORED_BELOW:
-                    row[:] = row[:, ::-1].copy()
+        specs = {name: spec for name, (_, spec) in self.spec.views.items()}
+        pixels = _decode(image, next(iter(specs.values())))
+        for name, spec in specs.items():
+            rows, drawn = step.batch[name][slot], step.drawn_views[name][slot]
+            for row, own in zip(rows, drawn, strict=True):
+                crop_into(row, pixels, spec, own)
+            if spec.flip:
+                mirror(rows, drawn)
 
     def _put_whole(self, step: PlannedStep, slots: np.ndarray, pixels: np.ndarray) -> None:
         """Crops images of the wanted size, uint8 [n, size, size, 3], and keeps them if there is a

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardset.decode.image import MIRRORED_BELOW, draws
+from shardset.decode.image import draws, is_mirrored
 from shardset.decode.memory_cache import MemoryCache
 from shardset.errors import ConfigError
 from shardset.order.budget import steps_at_once
@@ -134,7 +134,7 @@ def empty_batch(source: StreamSource, step: PlannedStep) -> Batch:
     batch: Batch = {"label": step.labels, "weight": weights, "id": step.slots.ids.copy()}
     batch |= spec.empty_rows(num_slots)
     if spec.image is not None and spec.image.flip and spec.image.flip != "pixels":
-        batch["flip"] = step.drawn[:, 0] < MIRRORED_BELOW
+        batch["flip"] = is_mirrored(step.drawn)
     if step.pending is not None and step.pending.addresses.keys is not None:
         batch["key"] = list(step.pending.addresses.keys)
     for name in spec.fields:

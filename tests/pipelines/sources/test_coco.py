@@ -1,13 +1,16 @@
 """COCO files: each image with its annotations as they came, in little memory, and nothing lost."""
 
+import base64
 import io
 import json
 import tracemalloc
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from PIL import Image
 
 import shardset
 from pipelines.check.verify import verify
@@ -75,6 +78,22 @@ def test_annotations_are_stored_as_they_came_with_masks_and_categories(tmp_path,
     assert any(
         "its json: category 7 in an annotation, which no class has" in str(one) for one in problems
     )
+
+
+def test_the_page_shows_the_boxes_on_the_pictures(tmp_path):
+    (tmp_path / "raw").mkdir()
+    Image.new("RGB", (400, 320)).save(tmp_path / "raw/5.png")
+    box = BOX.replace("1,2,\n3.50,4e2", "100,50,200,200") % (5, 7)
+    built(config(tmp_path, {"annotations": [box], "images": IMAGES[:1]}, num_shards={"train": 1}))
+    [picture] = page.write(str(tmp_path / "out")).data.pictures.values()
+    with Image.open(io.BytesIO(base64.b64decode(picture.uri.partition(",")[2]))) as image:
+        assert image.size == (256, 205)
+        red = np.asarray(image.convert("RGB"))[..., 0].astype(int)
+    is_edge = red > 100
+    assert is_edge[33, 70:186].all()  # 50 of the image's pixels below its top
+    assert is_edge[40:150, 65].all()
+    assert not is_edge[40:150, 75:180].any()
+    assert not is_edge[:, :60].any()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from shardset.decode.crops import (
     RandomResizedCrop,
     Resize,
 )
-from shardset.decode.image import MIRRORED_BELOW, ImageSpec, decode_into, draws
+from shardset.decode.image import ImageSpec, decode_into, draws, is_mirrored
 from shardset.decode.targets import Boxes, Mask, Text
 from shardset.errors import BadTarget, ConfigError
 
@@ -54,7 +54,7 @@ def test_a_thousand_crops_are_those_of_torchvision():
         spec = ImageSpec(size=size, crop=RandomResizedCrop(), flip="pixels")
         drawn = draws(spec, 3, 0, np.array([number]), np.array([0]))[0]
         region = spec.crop.region((height, width), size, drawn)
-        placed = Placement((height, width), region, size, bool(drawn[0] < MIRRORED_BELOW))
+        placed = Placement((height, width), region, size, bool(is_mirrored(drawn)))
         mask = rng.integers(0, 255, (height, width), np.uint8)
         corner = rng.uniform(0, [width, height], (6, 2))
         boxes = np.hstack([corner, rng.uniform(0, [width, height], (6, 2)) / 2])

@@ -135,13 +135,15 @@ def test_too_many_boxes_stop_the_run_even_where_bad_samples_are_masked(url):
     [
         ({"image": None}, "follow the crop"),
         ({"transform": RandAugment()}, "moves pixels and not the targets"),
+        ({"transform": RandAugment(), "targets": {}}, "moves pixels and not the .* matrix"),
+        ({"targets": {"boxes": "json"}}, "target 'boxes' is 'json', expected Boxes"),
+        ({"targets": TARGETS | {"boxes_class": Text("txt")}}, "already has a 'boxes_class'"),
         ({"targets": {"boxes": Boxes("jsn")}}, "no field 'jsn'"),
         ({"targets": {"image": Text("txt")}}, "already has a 'image'"),
         ({"views": {"local": (2, IMAGE)}}, "image and views are both given"),
-        (
-            {"image": "auto", "targets": {}, "with_matrix": False, "views": {"a": (0, IMAGE)}},
-            "at least",
-        ),
+        ({"views": {"a": (0, IMAGE)}}, "'a' are .*at least 1"),
+        ({"views": {"a": IMAGE}}, r"'a' are .*expected \(number, ImageSpec"),
+        ({"views": {"a": (2, ImageSpec(size=8, flip=True))}}, "flip False or 'pixels'"),
     ],
 )
 def test_options_that_do_not_go_together(url, options, message):
