@@ -154,6 +154,9 @@ class BuildConfig:
     max_bad_fraction: Annotated[float, Meta(ge=0, le=1)] = setting(
         0.01, "fail if more than this of a split, and more than 10 samples, are bad; 0: if any is"
     )
+    require: str | None = setting(
+        None, "quarantine samples without this field, or with nothing in it", metavar="FIELD"
+    )
     image: ImageOptions = field(default_factory=ImageOptions)
     overwrite: bool = setting(
         False, "replace the shard set at the output, or restart an unfinished build"
@@ -243,6 +246,8 @@ class BuildConfig:
         for name in _NOT_IN_BYTES:
             del options[name]
         del options["image"]["max_pixels"]
+        if self.require is None:
+            del options["require"]
         for name in ("background", "decoded_bytes"):  # as they are by default, they stand in no set
             if options["image"][name] == getattr(ImageOptions(), name):
                 del options["image"][name]

@@ -220,7 +220,8 @@ def _add_input(build: Parser, where: argparse._ArgumentGroup) -> None:
     """The flags of whatever turns raw files into shards."""
     add_flags(where, BuildConfig, ("source", "input", *INPUT_OPTIONS, "only_shards"))
     add_flags(build.add_argument_group(SIZES_TITLE), BuildConfig, (*SIZES, "seed"))
-    add_flags(build.add_argument_group("bad input"), BuildConfig, ("verify", "max_bad_fraction"))
+    bad = build.add_argument_group("bad input")
+    add_flags(bad, BuildConfig, ("verify", "require", "max_bad_fraction"))
 
 
 def _add_inspect(inspect: Parser) -> None:

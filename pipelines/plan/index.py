@@ -152,7 +152,8 @@ class _Examiner:
         if isinstance(sample, Rejected):
             contents = [sample.extent]
         else:
-            contents = sample.fields.values() if self.config.verify != "none" else ()
+            is_read = self.config.verify != "none" or self.config.require
+            contents = sample.fields.values() if is_read else ()
         return [
             content
             for content in contents
@@ -181,6 +182,9 @@ class _Examiner:
             self.config.verify,
             self.config.image,
         )
+        if (required := self.config.require) and not contents.get(required, b"").strip():
+            reason = f"its {required} is missing or empty"
+            return _entry(Rejected(name=sample.name, split=sample.split, reason=reason), b"")
         image: Examined | None = None
         for field, data in contents.items():
             try:

@@ -5,6 +5,7 @@ reads them, or none.
 import json
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import webdataset
@@ -81,6 +82,26 @@ def test_both_halves_of_a_sample_are_quarantined(way, tmp_path):
         "pack the tar again with tar --sort=name"
     }
     assert manifest.quarantine.count == 4
+
+
+@pytest.mark.parametrize("verify", ["none", "header"])
+def test_samples_without_a_required_field_are_listed(verify, tmp_path):
+    captions = [b"a cat", b" \n", b"", None, b"a dog", "\u732b".encode()]
+    files: Files = []
+    for number, caption in enumerate(captions):
+        files += sample(number)
+        files += [] if caption is None else [(f"{number:02}.txt", caption)]
+    (tmp_path / "t-0.tar").write_bytes(tar_bytes(files))
+    source, output = str(tmp_path / "t-0.tar"), str(tmp_path / "out")
+    options: Any = {"source": "webdataset", "input": source, "output": output, "verify": verify}
+    build(BuildConfig(**options, require="txt"), HERE)
+    found = {one.fields["txt"].decode() for one in shardset.open(output, "t")}
+    assert found == {"a cat", "a dog", "\u732b"}
+    assert [entry["name"][-2:] for entry in quarantined(tmp_path / "out")] == ["01", "02", "03"]
+    assert {entry["reason"] for entry in quarantined(tmp_path / "out")} == {
+        "its txt is missing or empty"
+    }
+    assert load(output).manifest.provenance.options["require"] == "txt"
 
 
 @pytest.mark.parametrize(("way", "num_late"), [("build", 12), ("build", 30), ("adopt", 30)])
