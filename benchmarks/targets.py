@@ -1,12 +1,18 @@
 """What targets cost: an epoch of images alone, with seven boxes each, and with a mask as well.
 
 python -m benchmarks.targets [--samples 1000] [--rounds 5]
+python -m benchmarks.targets --label-bytes 2e9
 
 Ratios of rates, in turns in one process; median of the rounds. Wall time needs an idle machine.
+With --label-bytes it only builds a set of a COCO file of that size, whose polygons are long, and
+prints how much memory the largest process took.
 """
 
+import json
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import shardset
-from benchmarks.measuring import parser_of
+from benchmarks.measuring import parser_of, watch
 from shardset import Boxes, ImageSpec, Mask
 from tests.makers.shardset import encode
 
@@ -45,13 +51,52 @@ def write(folder: str, num_samples: int) -> None:
             )
 
 
+BYTES_EACH = 10_000
+"""Of annotations of an image in a drawn COCO file."""
+
+
+def build_coco(folder: Path, label_bytes: float) -> None:
+    """Builds a set of a drawn COCO file, by the command; prints seconds and bytes."""
+    pictures, labels, output = folder / "pictures", folder / "labels.json", folder / "set"
+    pictures.mkdir()
+    images = range(int(label_bytes / BYTES_EACH))
+    for number in images:
+        image = np.full((8, 8, 3), number % 256, np.uint8)
+        (pictures / f"{number}.png").write_bytes(encode(image, "PNG"))
+    with labels.open("w") as file:
+        for text in _coco(images):
+            file.write(text)
+    words = f"build --source coco --input {pictures} --annotations {labels} --output {output}"
+    command = [sys.executable, "-m", "shardset", *words.split(), "--no-report"]
+    run = watch(command, output, folder / "log.txt", {})
+    print("| labels, bytes | images | seconds | memory of the largest process, bytes |")
+    print(f"|---|---|---|---|\n| {labels.stat().st_size:,} | {len(images):,}", end="")
+    print(f" | {run.seconds:.0f} | {run.peak_bytes:,} |")
+
+
+def _coco(images: range) -> Iterator[str]:
+    """The text of a COCO file: annotations first, in no order, ten of each image."""
+    polygon = [number / 7 for number in range(BYTES_EACH // 10 // 20)]
+    box = {"bbox": [1, 1, 5, 6], "iscrowd": 0, "category_id": 3, "segmentation": [polygon]}
+    yield '{"annotations": ['
+    for number in range(10 * len(images)):
+        comma = "," if number else ""
+        yield comma + json.dumps({"id": number, "image_id": number % len(images), **box})
+    named = [{"id": number, "file_name": f"{number}.png"} for number in images]
+    yield f'], "images": {json.dumps(named)}, "categories": [{{"id": 3, "name": "ox"}}]}}'
+
+
 def main() -> None:
     """Prints a table."""
     parser = parser_of(__doc__)
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--label-bytes", type=float)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
+        if options.label_bytes:
+            build_coco(Path(temporary), options.label_bytes)
+            return
         url = str(Path(temporary) / "set")
         write(url, options.samples)
         streams = {

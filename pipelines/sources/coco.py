@@ -64,7 +64,7 @@ class Coco(Listing):
 
     annotations: Mapping[str, str] = field(default_factory=dict)
     masks: str | None = None
-    entries_per_unit: int = 1_000
+    entries_per_unit: int = 250
 
     def listed(self) -> Listed:
         """The images; raises SourceError for an annotation without its image or category."""
