@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -101,10 +101,8 @@ class Crop(ABC):
 
     __slots__ = ()
 
-    @property
-    def num_draws(self) -> int:
-        """The number of draws per slot; 0 if it takes the same window every time."""
-        return 0
+    num_draws: ClassVar[int] = 0
+    """The number of draws per slot; 0 if it takes the same window every time."""
 
     def check(self, size: int) -> None:  # noqa: B027 - most crops fill rows of any size
         """Raises ConfigError if it can't fill a row of that size."""
@@ -154,6 +152,9 @@ class RandomResizedCrop(Crop):
         >>> spec = shardset.ImageSpec(size=224, crop=crop, flip="pixels")
     """
 
+    # the position of the window, then the area and the aspect of each try
+    num_draws: ClassVar[int] = 2 + 2 * NUM_TRIES
+
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     interpolation: str = "linear"
@@ -170,11 +171,6 @@ class RandomResizedCrop(Crop):
                 raise ConfigError(
                     f"crop {name} is {ends!r}, expected (low, high) with 0 < low <= high"
                 )
-
-    @property
-    def num_draws(self) -> int:
-        # the position of the window, then the area and the aspect of each try
-        return 2 + 2 * NUM_TRIES
 
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
         box = random_box(self, *image_size, drawn)
@@ -292,15 +288,13 @@ class PadCrop(Crop):
         >>> spec = shardset.ImageSpec(size=32, crop=shardset.PadCrop(4), flip="pixels")
     """
 
+    num_draws: ClassVar[int] = 2  # the position of the window
+
     padding: int = 4
 
     def __post_init__(self) -> None:
         if require_int("padding", self.padding) < 0:
             raise ConfigError(f"padding is {self.padding}, expected 0 or more pixels")
-
-    @property
-    def num_draws(self) -> int:
-        return 2  # the position of the window
 
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
         padding, (height, width) = self.padding, image_size

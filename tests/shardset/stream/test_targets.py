@@ -159,6 +159,30 @@ def test_an_augmentation_that_moves_no_pixels_goes_with_targets(url):
     assert any(augmented[one]["image"] != plain[one]["image"] for one in plain)
 
 
+def test_a_mixture_has_the_targets_of_each_set(url, tmp_path):
+    other = written(tmp_path / "other", {one: sample(one + 100) for one in range(NUM_SAMPLES)})
+    shares = [shardset.Share(str(each), "train", 1) for each in (url, other)]
+    options: dict[str, Any] = {"targets": TARGETS, "with_matrix": True, "num_lanes": 6}
+    parts = [
+        shardset.MixedStream(
+            shares, global_batch_size=BATCH, rank=rank, world_size=2, seed=1, image=IMAGE, **options
+        )
+        for rank in range(2)
+    ]
+    for part in parts:
+        _, batch = next(part.batches())
+        assert batch["mask"].shape == (BATCH // 2, 24, 24)
+        for slot, (source, one) in enumerate(zip(batch["source"], batch["id"], strict=True)):
+            assert batch["text"][slot] == f"number {one + 100 * source}"
+            assert (batch["boxes_class"][slot] >= 0).sum() <= (one + 100 * source) % 4
+        assert (batch["boxes_class"] >= 0).any()
+    views = shardset.MixedStream(
+        shares, global_batch_size=BATCH, rank=0, world_size=1, seed=1, views=VIEWS
+    )
+    _, batch = next(views.batches())
+    assert batch["local"].shape == (BATCH, 6, 12, 12, 3)
+
+
 VIEWS = {
     "global": (2, ImageSpec(size=24, flip="pixels")),
     "local": (6, ImageSpec(size=12, crop=RandomResizedCrop((0.05, 0.4)), flip="pixels")),
