@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -85,11 +85,6 @@ class RandAugment:
         """Changes `image` of a row, uint8 [height, width, 3], in place; returns the row."""
         return _apply(row, self.draw(rng))
 
-    @property
-    def moves_pixels(self) -> bool:
-        """Whether targets beside the image would no longer fit."""
-        return self.geometric
-
     def draw(self, rng: np.random.Generator) -> list[Drawn]:
         """The operations that an image gets.
 
@@ -129,7 +124,7 @@ class TrivialAugment:
         ... )
     """
 
-    moves_pixels = True
+    geometric: ClassVar[bool] = True
 
     def __call__(self, row: Row, rng: np.random.Generator) -> Row:
         """Changes `image` of a row, uint8 [height, width, 3], in place; returns the row."""
@@ -223,9 +218,9 @@ class Chain:
     transforms: tuple[Callable[[Row, np.random.Generator], Mapping[str, Any]], ...]
 
     @property
-    def moves_pixels(self) -> bool:
-        """Whether one of the transforms does."""
-        return any(getattr(each, "moves_pixels", False) for each in self.transforms)
+    def geometric(self) -> bool:
+        """Whether one of the transforms moves pixels."""
+        return any(getattr(each, "geometric", False) for each in self.transforms)
 
     def __call__(self, row: Row, rng: np.random.Generator) -> Row:
         """The row that the last transform returns."""

@@ -157,7 +157,7 @@ class StreamSpec(OrderOptions):
             raise ConfigError("image and views are both given; name the image's crop as a view")
         if self.follows_crop and self.image is None:
             raise ConfigError("targets and with_matrix follow the crop of `image`; give image")
-        if self.follows_crop and getattr(self.transform, "moves_pixels", False):
+        if self.follows_crop and getattr(self.transform, "geometric", False):
             raise ConfigError(
                 f"{self.transform} moves pixels and not the targets or the matrix; use"
                 " RandAugment(geometric=False), or move all of them in a transform"
