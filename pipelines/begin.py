@@ -8,7 +8,6 @@ import shutil
 import tempfile
 import uuid
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import IO
 
 import msgspec
@@ -22,7 +21,7 @@ from pipelines.plan import paths
 from pipelines.plan.append import Addition, extended_classes, write_known
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.records import PLAN_VERSION, BuildFile, PlanFile
-from pipelines.plan.survey import write_units
+from pipelines.plan.survey import WrittenUnits, write_units
 from pipelines.sources.base import Survey
 from pipelines.write import history
 from pipelines.write import replace as replacing
@@ -54,21 +53,11 @@ def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
     ):
         units = write_units(survey.units, lines)
         start = _Start(config, output, source.input, survey)
-        files, file = start.begin(_describe(config, survey, units.digest), lines)
+        files, file = start.begin(_describe(config, survey, units), lines)
     num_bytes = survey.num_bytes or sum(survey.objects.values())
     return PreparedBuild(
         config=config, source=source, files=files, file=file, units=units, num_bytes=num_bytes
     )
-
-
-class _Found(StrEnum):
-    """The state of the output when a build begins."""
-
-    VERSION = "the version to append to, and no unfinished build"
-    SET = "another shard set"
-    BUILD = "another unfinished build"
-    UNREADY = "this build, stopped before it was ready"
-    NOTHING = "neither a manifest nor a plan"
 
 
 @dataclass(frozen=True)
@@ -114,20 +103,20 @@ class _Start:
         manifest_generation = plan_files.generation_of(output, naming.MANIFEST)
         replaced = replacing.manifest_at(output, naming.MANIFEST)
         why = f" ({'; '.join(changes)})" if changes else ""
-        match self._found(old, base, replaced, changes):
-            case _Found.SET if not self.config.overwrite:
-                raise ConfigError(
-                    f"{output.url}: already holds another shard set{why}; give another --output, or"
-                    " --overwrite to replace it"
-                )
-            case _Found.BUILD if not self.config.overwrite:
-                elsewhere = "" if base else "give another --output, "
-                raise ConfigError(
-                    f"{output.url}: already holds an unfinished build{why}; finish it with its own"
-                    f" options, {elsewhere}or --overwrite to start over"
-                )
-            case _Found.NOTHING:
-                self._refuse_foreign()
+        is_kept = not self.config.overwrite
+        if is_kept and replaced and not base:
+            raise ConfigError(
+                f"{output.url}: already holds another shard set{why}; give another --output, or"
+                " --overwrite to replace it"
+            )
+        if is_kept and changes and (not base or history.has_unfinished_plan(output, base)):
+            elsewhere = "" if base else "give another --output, "
+            raise ConfigError(
+                f"{output.url}: already holds an unfinished build{why}; finish it with its own"
+                f" options, {elsewhere}or --overwrite to start over"
+            )
+        if not (replaced or old):
+            self._refuse_foreign()
         unfinished = history.unlisted(output, replacing.unfinished_files(output))
         removed = unfinished
         if replaced and not base:
@@ -162,21 +151,6 @@ class _Start:
         )
         _write_build(files, file, generation)
         return PlanFiles(output, file.digest), file
-
-    def _found(
-        self,
-        old: BuildFile | None,
-        base: Manifest | None,
-        manifest: Manifest | None,
-        changes: list[str],
-    ) -> _Found:
-        if base and not history.has_unfinished_plan(self.output, base):
-            return _Found.VERSION
-        if manifest and not base:
-            return _Found.SET
-        if changes:
-            return _Found.BUILD
-        return _Found.UNREADY if old else _Found.NOTHING
 
     def _refuse_foreign(self) -> None:
         url = self.output.url
@@ -232,14 +206,14 @@ class _Start:
         return file.differences_from(old, writes_images=writes_images)
 
 
-def _describe(config: BuildConfig, survey: Survey, digest: str) -> BuildFile:
-    """The content of `plan/build.json`; `digest` covers the survey's units."""
+def _describe(config: BuildConfig, survey: Survey, units: WrittenUnits) -> BuildFile:
+    """The content of `plan/build.json`."""
     return BuildFile(
         tool=f"shardset {__version__}, plan {PLAN_VERSION}",
         libraries=libraries(config.image),
         options=json.loads(json.dumps(config.what_decides_plan())),
-        survey=digest,
-        num_units=len(survey.units),
+        survey=units.digest,
+        num_units=units.num_units,
         suffix="",
         classes=survey.classes,
         notes=list(survey.notes),

@@ -8,7 +8,7 @@ Records that are made once per sample are msgspec.Structs: a frozen dataclass ta
 long to make.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -32,15 +32,6 @@ APART = (
 HIDDEN = "has no key before its first dot"
 """The reason of hidden members of a tar, such as `._0001.png` of macOS: listed, but no bad samples.
 """
-
-
-class Units(Protocol):
-    """All units of a survey, in order: a list, or an object that makes them each time they are
-    iterated over.
-    """
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[Unit]: ...
 
 
 class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -107,8 +98,9 @@ class Rejected:
 class Survey:
     """The facts that a source knows without reading samples.
 
-    `classes` is None if only the samples tell; labels are then 0 to the largest one seen. `notes`
-    are sentences for the user and the manifest ("no validation archive: only split train").
+    `units` are in order, and may be iterated over again. `classes` is None if only the samples
+    tell; labels are then 0 to the largest one seen. `notes` are sentences for the user and the
+    manifest ("no validation archive: only split train").
     `objects` maps the names of the input objects, in order, to their sizes in bytes; it is empty
     where they are many. `num_bytes` is the size of the samples where `objects` do not hold them.
     `all_tars` says that the input is every tar below the folder, including one that is written
@@ -116,7 +108,7 @@ class Survey:
     one. `refusal` says why a new set can't have the labels, "" if it can.
     """
 
-    units: Units
+    units: Iterable[Unit]
     classes: list[ClassInfo] | None
     notes: list[str] = field(default_factory=list)
     objects: dict[str, int] = field(default_factory=dict)
