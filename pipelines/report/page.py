@@ -5,7 +5,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
-from functools import partial
 from typing import Any
 
 from rich.filesize import decimal
@@ -17,9 +16,8 @@ from pipelines.report import alike
 from pipelines.report.collect import MAX_GROUP_SHOWN, MAX_SHOWN, ReportData, collect
 from shardset.errors import ConfigError, ShardsetError
 from shardset.format import manifest as manifests
-from shardset.format.manifest import Manifest
 from shardset.html import page
-from shardset.html.page import Picture, clip
+from shardset.html.page import clip
 from shardset.program import count
 
 IMAGES = 100_000
@@ -31,9 +29,6 @@ IMAGES_AFTER_BUILD = 4_000
 MAX_CLASSES = 1_000
 MAX_ROWS = 200
 MAX_DAMAGE_PRINTED = 20
-
-Shown = tuple[Picture | None, str, list[str]]
-"""A sample of a contact sheet: its picture, name, and lines of a caption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +135,9 @@ def render(data: ReportData) -> bytes:
                 key=lambda info: -sum(split.class_totals[info.label] for split in splits.values()),
             )
         ],
-        class_sheets=[_sheet(data, label, samples) for label, samples in data.by_class.items()],
         sizes=list(_sizes(data)),
         duplicates=data.duplicates[:MAX_SHOWN],
         labels=data.catalog.rows["label"],
-        captioned=partial(_captioned, data),
         max_shown=MAX_SHOWN,
         max_group=MAX_GROUP_SHOWN,
         damage=[astuple(each) for each in data.damage[:MAX_ROWS]],
@@ -165,29 +158,6 @@ def _reasons(rejected: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, int]
     return [(*reason, number) for reason, number in counts.most_common()]
 
 
-def _sheet(data: ReportData, label: int, samples: Sequence[int]) -> tuple[str, list[Shown], int]:
-    """(title, samples of a contact sheet, samples without a picture)."""
-    name = _class_name(data.manifest, label)
-    sheet: list[Shown] = [
-        (data.pictures[sample], f"{data.catalog.key(sample)}, {name}", [])
-        for sample in samples
-        if sample in data.pictures
-    ]
-    return f"{label} {name}" if label >= 0 else name, sheet, len(samples) - len(sheet)
-
-
-def _captioned(data: ReportData, samples: Sequence[int]) -> list[Shown]:
-    """Samples of a contact sheet, with their class, key and split."""
-    shown: list[Shown] = []
-    for sample in samples:
-        key = data.catalog.key(sample)
-        label = _class_name(data.manifest, int(data.catalog.rows["label"][sample]))
-        path = data.catalog.path(sample)
-        name = f"{key} in {path}"
-        shown.append((data.pictures.get(sample), name, [label, key, path.partition("/")[0]]))
-    return shown
-
-
 def _sizes(data: ReportData) -> Iterator[tuple[str, int, str, int, int, int]]:
     """For each split: its decoded images, their most frequent size, and their shorter sides."""
     split_of = data.catalog.rows["split"]
@@ -202,10 +172,6 @@ def _sizes(data: ReportData) -> Iterator[tuple[str, int, str, int, int, int]]:
             sides = sorted(map(min, sizes))
             most = f"{width} x {height} ({times / len(sizes):.0%})"
             yield name, len(sizes), most, sides[0], sides[len(sides) // 2], sides[-1]
-
-
-def _class_name(manifest: Manifest, label: int) -> str:
-    return manifest.class_name(label) or "no label"
 
 
 def _first_three(names: list[str]) -> str:
