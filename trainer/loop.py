@@ -131,8 +131,7 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
         if config.manifest is not None and is_of_run:
             worst = worst_of(totals.samples, load_once(config.manifest), data.eval_split, names)
             try:
-                with open_storage(config.run_dir).writer(WORST) as writer:
-                    writer.write(msgspec.json.encode(worst))
+                open_storage(config.run_dir).write(WORST, msgspec.json.encode(worst))
             except StorageError as error:
                 print(f"note: the samples of highest loss are not kept ({error})")
             print(f"next: shardset report {quote(config.run_dir)}")

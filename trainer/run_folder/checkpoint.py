@@ -375,8 +375,7 @@ class CheckpointWriter:
         num_bytes, crc32c = facts_of(data)
         folder, name = folder_of(state["step"]), new_state_name()
         self._lock.keep()
-        with self._storage.writer(folder + name) as writer:
-            writer.write(data)
+        self._storage.write(folder + name, data)
         stat = self._storage.stat(folder + name)
         if stat.num_bytes != num_bytes or stat.crc32c not in (None, crc32c):
             raise CheckpointError(
@@ -402,8 +401,7 @@ class CheckpointWriter:
         # On a disk the lock can't be lost, and a file system may lack the hard links that ABSENT
         # takes there.
         seen_remotely = seen if self._storage.is_remote else None
-        with self._storage.writer(folder + COMMIT, if_generation=seen_remotely) as writer:
-            writer.write(msgspec.json.encode(mark))
+        self._storage.write(folder + COMMIT, msgspec.json.encode(mark), if_generation=seen_remotely)
 
     def _retain(self) -> None:
         """Deletes all checkpoints but the newest `keep` and the best, and what saves left that

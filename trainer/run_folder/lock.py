@@ -283,8 +283,7 @@ class Lease(SeenLease):
     def _write(self, generation: str) -> None:
         self._who = msgspec.structs.replace(self._who, beat=self._who.beat + 1)
         began = self._clock()
-        with self._storage.writer(HOLDER, if_generation=generation) as writer:
-            writer.write(msgspec.json.encode(self._who))
+        self._storage.write(HOLDER, msgspec.json.encode(self._who), if_generation=generation)
         self._renewed_at = began
 
 

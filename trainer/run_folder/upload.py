@@ -50,8 +50,9 @@ class RunFolder:
 
     def write(self, name: str, content: str | bytes) -> None:
         """Writes a complete file. Raises StorageError if the disk can't take it."""
-        with open_storage(str(self.local)).writer(name) as writer:
-            writer.write(content.encode() if isinstance(content, str) else content)
+        open_storage(str(self.local)).write(
+            name, content.encode() if isinstance(content, str) else content
+        )
 
     def write_records(
         self, config: TrainConfig, order: str | None, classes: Sequence[str], *, is_done: bool
@@ -124,10 +125,8 @@ class RunFolder:
                 name = path.relative_to(self.local).as_posix()
                 try:
                     self._lock.keep()
-                    with self.storage.writer(
-                        name, if_generation=stored.get(name, ABSENT)
-                    ) as writer:
-                        writer.write(path.read_bytes())
+                    generation = stored.get(name, ABSENT)
+                    self.storage.write(name, path.read_bytes(), if_generation=generation)
                     self._sent[path] = files[path]
                 except ShardsetError as error:
                     self._error = self._lock.taken(error) or error

@@ -32,8 +32,7 @@ def write(trained: TrainedModel, output: str, *, onnx: bool = False) -> list[str
         files[ONNX] = _onnx(trained)
     folder = open_storage(output)
     for name, data in files.items():
-        with folder.writer(name) as writer:
-            writer.write(data)
+        folder.write(name, data)
     return list(files)
 
 

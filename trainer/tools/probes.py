@@ -145,8 +145,7 @@ def try_writing(url: str) -> None:
         path = Path(url).absolute()
         folder = str(next(each for each in (path, *path.parents) if each.exists()))
     name, storage = f"doctor-{uuid.uuid4().hex}", open_storage(folder)
-    with storage.writer(name) as writer:
-        writer.write(b"doctor")
+    storage.write(name, b"doctor")
     storage.read(name)
     storage.delete(name)
 

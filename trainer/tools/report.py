@@ -74,8 +74,7 @@ def write(url: str, output: str | None = None) -> tuple[RunRecord, str, int]:
     run = read(storage)
     target, name = page.output_of(storage, output)
     data = render(run)
-    with target.writer(name) as writer:
-        writer.write(data)
+    target.write(name, data)
     return run, f"{target.url}/{name}", len(data)
 
 
