@@ -19,7 +19,11 @@ LACKS = r".*\nshardset.errors.MissingLibrary: the library .*`pip install 'shards
 @pytest.mark.parametrize(
     ("missing", "names", "error"),
     [
-        (DECODERS + OTHERS, "Manifest, open_storage", ""),
+        (
+            DECODERS + OTHERS,
+            "Manifest, open_storage; open_storage('memory://a').write('b', b'')",
+            "",
+        ),
         (OTHERS, "Stream, ImageSpec", ""),
         (DECODERS, "Stream", LACKS),
         (DECODERS, "ImageSpec", LACKS),
@@ -29,6 +33,12 @@ def test_the_library_needs_the_base_requirements_and_the_reader_its_extra(missin
     block = f"import sys; sys.modules.update(dict.fromkeys({missing}))"
     done = start([sys.executable, "-c", f"{block}; from shardset import {names}"], REPOSITORY)
     assert re.fullmatch(error, done.stderr, re.S), done.stderr
+    assert done.returncode == bool(error)
+
+
+@pytest.mark.parametrize("name", shardset.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(shardset, name) is not None
 
 
 @pytest.mark.parametrize(

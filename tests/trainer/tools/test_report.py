@@ -97,6 +97,8 @@ def test_the_page_shows_curves_epochs_evaluations_and_settings(tmp_path):
         "2 min",
         "(best)",
         "compilations",
+        "<dt>samples/s</dt><dd>85<",
+        "<dt>samples/s per device</dt><dd>21<",
     ):
         assert wanted in text
     assert sentences(run)[0] == "The run has ended after 10 steps."
