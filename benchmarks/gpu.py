@@ -3,7 +3,7 @@
     python -m benchmarks.gpu --write docs/dev/benchmarks/gpu.md
     python -m benchmarks.gpu --scale tiny
 
-Makes JPEGs of about 110 KB and a shard set of them. Each case is a process of its own; real and
+Makes JPEGs of about 110 KB and a shard set of them. Each case is a separate process; real and
 fake data take turns in it, and the first turn of each does not count. `--scale tiny` runs all of it
 on a CPU, to test this script.
 """

@@ -4,7 +4,7 @@ fetches.
 python -m benchmarks.manifest [--set imagenet-21k --set large]
 
 The commit and the reader are the real ones; the records of the shards are made when they are read,
-and no shard is there. Each point is a process of its own.
+and no shard is there. Each point is a separate process.
 """
 
 import argparse

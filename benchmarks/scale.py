@@ -1,4 +1,4 @@
-"""Measures how planning grows: every step on synthetic references, each in a process of its own.
+"""Measures how planning grows: every step on synthetic references, each in a separate process.
 
 python -m benchmarks.scale [--n 100000,1000000,10000000]
 
@@ -242,7 +242,7 @@ def run_step(name: str, n: int) -> Step:
 
 
 def measure(name: str, n: int) -> Step:
-    """One step in a process of its own, so that no step inherits the peak of another."""
+    """One step in a separate process, so that no step inherits the peak of another."""
     return Step(**in_process("benchmarks.scale", "--n", str(n), "--step", name))
 
 

@@ -8,7 +8,7 @@
     python -m benchmarks.stream --against CHECKOUT [--kind jpeg|png] [--samples N] [--rounds N]
 
 Makes the images from a seed (110 KB JPEGs, or 2 KB PNGs of 32 x 32) in every reader's form, runs
-every contestant in a process of its own, one after the other, and appends what it measured to the
+every contestant in a separate process, one after the other, and appends what it measured to the
 results; medians go to the page. `abc` compares local files, local shards and far shards, by a loop
 that does nothing and by one with a device. With --against it only compares an epoch of the stream
 of this checkout with one of another, whole processes, in turns.
@@ -262,7 +262,7 @@ SLOW = "as documented"
 
 
 def run(name: str, data: Data, host: str, device_s: float = 0.0) -> dict[str, Any]:
-    """One contestant in a process of its own; `peak_bytes` counts its workers, memory that is
+    """One contestant in a separate process; `peak_bytes` counts its workers, memory that is
     shared once.
 
     `servers_s` is the processor time for 1,000 samples of all other processes that this one has
@@ -351,7 +351,7 @@ stream = shardset.Stream(url, "train", seed=1, image=image, **world)
 for batch in stream.epoch(0):
     pass
 """
-"""A program of its own, so that it also runs with checkouts that have other benchmarks."""
+"""A separate program, so that it also runs with checkouts that have other benchmarks."""
 
 
 def against(other: Path, data: Data, rounds: int, folder: Path) -> None:

@@ -181,7 +181,7 @@ def digits_set(folder: Path) -> str:
 
 
 def whole_run(config: TrainConfig) -> None:
-    """A run in a process of its own, to its end."""
+    """A run in a separate process, to its end."""
     code, output = finish(trainer(config), timeout_s=1800)
     if code:
         raise SystemExit(output)

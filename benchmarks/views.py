@@ -3,7 +3,7 @@ stream.
 
 python -m benchmarks.views [open] [reads] [rate]
 
-`open`: 1e7 of 1e9 ids, in a process of its own. `reads`: counts what the order of 8 readers asks a
+`open`: 1e7 of 1e9 ids, in a separate process. `reads`: counts what the order of 8 readers asks a
 bucket for, at the size of ImageNet, with the samples of the view chosen at random. `rate`: a set on
 this machine and nine tenths of it.
 """

@@ -104,7 +104,7 @@ def _run(
         plan = files.read_record(paths.PLAN, PlanFile)
     published = None if dry_run else _published(output, plan)
     path = naming.quarantine_path() if dry_run else ""
-    # an append's list has those of earlier builds too
+    # an append's list also has the entries of earlier builds
     if published and 0 < plan.num_rejected == published.quarantine.count <= MAX_REASONS:
         path = published.quarantine.path
     listed = output.read(path).splitlines() if path else []

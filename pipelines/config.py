@@ -187,7 +187,7 @@ class BuildConfig:
         metavar="FIELD=COLUMN",
     )
     annotations: dict[str, str] = setting(
-        {}, "coco: the JSON file, or that of each split", metavar="SPLIT=FILE"
+        {}, "coco: the JSON file, or one for each split", metavar="SPLIT=FILE"
     )
     masks: str | None = setting(
         None,

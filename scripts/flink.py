@@ -1,7 +1,7 @@
 """A Flink cluster on this machine: `python -m scripts.flink fetch|up|down`.
 
 One job manager and two task managers, each with a pool of Python workers beside it, as on machines
-of their own: in each task manager `localhost` is an address of its own (127.0.0.2, 127.0.0.3), and
+of their own: in each task manager `localhost` is another address (127.0.0.2, 127.0.0.3), and
 its pool listens there. So one `--environment_config=localhost:50000` names the pool beside each of
 them, here as on a cluster. Linux only; needs Java 11 or 17, and Maven for `fetch`.
 """

@@ -1,6 +1,6 @@
 """Beam's pool of Python workers at one address: `python -m scripts.flink_workers 127.0.0.2:50000`.
 
-`python -m apache_beam.runners.worker.worker_pool_main` is the same for a machine of its own; it
+`python -m apache_beam.runners.worker.worker_pool_main` is the same for a separate machine; it
 takes the port on all addresses, so that two of them can't run beside each other.
 """
 
@@ -13,7 +13,7 @@ from apache_beam.utils import thread_pool_executor
 
 
 def serve(address: str) -> grpc.Server:
-    """Starts the pool; each worker that a task manager asks for is a process of its own."""
+    """Starts the pool; each worker that a task manager asks for is a separate process."""
     server = grpc.server(
         thread_pool_executor.shared_unbounded_instance(), options=[("grpc.so_reuseport", 0)]
     )

@@ -69,7 +69,7 @@ def install(folder: Path, requirements: Path, *, on_top: bool, deep: bool = True
 
 
 def _own_packages() -> list[str]:
-    """The folders of packages that this process sees: those of its environment, and of the
+    """The folders of packages that this process sees: of its environment, and of the
     environment below it.
     """
     own = sysconfig.get_path("purelib")

@@ -80,7 +80,7 @@ examples:
 def add_verb(
     verbs: Any, name: str, description: str = "", examples: str = "", **defaults: Any
 ) -> Parser:
-    """Adds the parser of a verb to those of its program."""
+    """Adds the parser of a verb to its program's."""
     verb: Parser = verbs.add_parser(
         name,
         help=HELP[name],

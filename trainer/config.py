@@ -324,7 +324,7 @@ class TrainConfig:
             raise ConfigError("mix goes with manifest, the set to evaluate on; name it")
         if self.optimizer.head_learning_rate is not None and not self.optimizer.learning_rate:
             raise ConfigError(
-                "optimizer.learning_rate is 0, so the last layer can't have a rate of its own; to"
+                "optimizer.learning_rate is 0, so the last layer can't have another rate; to"
                 " train only that layer, set model.freeze=true"
             )
         if self.regularize.bce_threshold is not None and self.regularize.loss != "bce":

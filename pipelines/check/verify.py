@@ -163,7 +163,7 @@ def _table_problems(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
                 yield problem_of(group.table, error)
                 continue
             if hashlib.sha256(data).hexdigest() != group.table_sha256:
-                yield Problem(group.table, f"its SHA-256 is not that of the manifest; {_RESTORE}")
+                yield Problem(group.table, f"its SHA-256 differs from the manifest's; {_RESTORE}")
         sizes = [shard.num_bytes for shard in split.shards]
         indexes = [shard.index.num_bytes for shard in split.shards]
         found = sum(sizes), max(sizes), max(indexes)

@@ -59,7 +59,7 @@ def dropped_path(unit: int) -> str:
 
 
 def spool_path(unit: int) -> str:
-    """The bytes of a unit that can't be read by range from the input, such as those of a compressed
+    """The bytes of a unit that can't be read by range from the input, such as one of a compressed
     archive.
     """
     return f"{PLAN_FOLDER}spool/{unit:07d}.bin"

@@ -29,7 +29,7 @@ No name of an input object can start with it.
 def fetch(
     groups: Iterable[Sequence[Extent]], source: Storage, output: Storage
 ) -> Iterator[list[bytes]]:
-    """The contents of each group of extents, such as those of a sample; neighbours in a group share
+    """The contents of each group of extents, such as a sample's; neighbours in a group share
     a request.
 
     Holds only the groups in flight. Reads an extent once more if its CRC32C differs. Raises

@@ -185,7 +185,7 @@ def _read_shard(
                     image = storage.read(path, start, stop)
                 where = f"{path}, sample {catalog.key(samples[number])}"
                 if crc32c_of(image) != checksums[number]:
-                    text = f"its CRC32C is not that of the index; {REPAIR}"
+                    text = f"its CRC32C differs from the index; {REPAIR}"
                     problems.append(Problem(where, text))
                     continue
                 try:

@@ -100,6 +100,6 @@ def _find(config: AdoptConfig) -> tuple[Storage, list[Task]]:
         tasks.append(Task(split, path, digest, msgspec.structs.replace(tar, name=path)))
     if not tasks:
         raise SourceError(
-            f"{folder.url}: holds no tars but those of columns; give the folder of the others"
+            f"{folder.url}: holds only tars of columns; give the folder of the set's tars"
         )
     return output, sorted(tasks, key=lambda task: (task.split, task.name))

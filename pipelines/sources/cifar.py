@@ -125,7 +125,7 @@ class _Cifar:
             content = read_members(file, where, [batch], to_end=False).get(batch, b"")
             if crc32c_of(content) != unit["crc32c"]:
                 raise SourceError(
-                    f"{where}: its CRC32C is not that of the survey; download it again"
+                    f"{where}: its CRC32C changed since the survey; download it again"
                 )
         else:
             content = file.read()

@@ -109,7 +109,9 @@ def _annotated(path: str, categories: dict[int, str]) -> Iterator[tuple[str, str
         part = parts[zlib.crc32(b"%d" % found.image_id) % num_parts]
         part.add([found.image_id, getattr(found, "file_name", ""), text])
     for category in used.keys() - categories.keys():
-        raise SourceError(f"{path}: no category {category}, expected that of {used[category]:.80}")
+        raise SourceError(
+            f"{path}: no category {category}, which an annotation has: {used[category]:.80}"
+        )
     for part in parts:
         images = defaultdict[int, list[list[str]]](list)
         for image, *entry in part:

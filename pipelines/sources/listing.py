@@ -263,7 +263,7 @@ def _text(record: Record, column: str, where: str) -> str:
 def check_path(path: str, where: str) -> str:
     """The path in its plain form; SourceError that begins with `where` if no file can have it."""
     if not path or "\0" in path or path.endswith("/"):
-        raise SourceError(f"{where}: path {path!r:.80}, expected that of a file")
+        raise SourceError(f"{where}: path {path!r:.80}, expected a file's")
     if is_absolute(path):
         try:
             open_file(path)

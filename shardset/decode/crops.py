@@ -90,7 +90,7 @@ class Placement(NamedTuple):
     def matrix(self) -> np.ndarray:
         """From points (x, y, 1) of the upright image to points of the row: float64 [2, 3].
 
-        Points are those of OpenCV and kornia with pixel edges: (0, 0) is a corner of the image.
+        Points are as in OpenCV and kornia with pixel edges: (0, 0) is a corner of the image.
         """
         x, right, y, down = self.scales
         return np.array([[x, 0, right], [0, y, down]])
@@ -111,7 +111,7 @@ class Crop(ABC):
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
         """The region of an image (height, width) for a row of `size`.
 
-        `drawn` holds the draws of the slot: one for the flip, then those of the crop. Raises
+        `drawn` holds the draws of the slot: one for the flip, then the crop's. Raises
         UndecodableImage.
         """
 

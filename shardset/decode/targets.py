@@ -115,7 +115,7 @@ class Boxes(Target):
 class Mask(Target):
     """An image field with a value for each pixel, such as its class or depth.
 
-    A batch gets NAME, [n, size, size] of `dtype`. Values are those of nearest neighbours, as in
+    A batch gets NAME, [n, size, size] of `dtype`. Values come from nearest neighbours, as in
     torchvision. A palette gives its numbers, not its colours.
 
     Args:

@@ -108,7 +108,7 @@ def open_column(parent: LoadedSet, split: str, name: str) -> StoredColumn:
         return StoredColumn(name, storage, stored, None, b"")
     if not NUMBERS.fullmatch(str(dtype)) or not _fits(dtype, shape, stored.num_content_bytes):
         raise ManifestError(
-            f"{storage.url}: dtype {dtype!r} and shape {shape!r} can't be those of its values;"
+            f"{storage.url}: dtype {dtype!r} and shape {shape!r} don't fit its values;"
             " write the column again"
         )
     missing = np.full(shape, np.nan if "f" in dtype else 0, dtype)

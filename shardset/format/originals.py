@@ -54,7 +54,7 @@ def open_frame(data: bytes) -> Framed:
         raise ValueError(f"its {len(data)} bytes don't end with a length and a CRC32C")
     build = end[len(_MARK) : len(_MARK) + _BUILD_BYTES].lstrip(b"-").decode("ascii", "replace")
     if end != frame(build, content):
-        raise ValueError("its length and CRC32C are not those of its bytes")
+        raise ValueError("its length and CRC32C don't fit its bytes")
     return Framed(build, content)
 
 

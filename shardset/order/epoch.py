@@ -194,7 +194,7 @@ class Order:
         return first + np.count_nonzero(below & (near < length[:, None]), axis=1), lanes
 
     def reads_of(self, epoch: int, lanes: Ints, positions: Ints) -> RangeReads:
-        """For each position the read of its own lane that brings it; equal `first` means the same
+        """For each position the read in its lane that brings it; equal `first` means the same
         read.
         """
         begin, end = self.lane_starts(lanes), self.lane_starts(np.asarray(lanes) + 1)

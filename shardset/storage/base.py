@@ -218,7 +218,7 @@ class Storage(Protocol):
         """
 
     def sweep(self) -> None:
-        """Deletes the temporary files of killed writers; keeps those of living ones.
+        """Deletes the temporary files of killed writers; keeps the files of living ones.
 
         There are none in a bucket.
         """

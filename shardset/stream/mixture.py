@@ -1,8 +1,8 @@
 """Several shard sets in every batch, each with its exact share of the lanes.
 
-Each shard set has epochs of its own length and starts the next one when one ends. Rows that not all
-lanes of a shard set can fill are left out of that epoch (the next epoch's order leaves out others),
-so quotas hold in every batch.
+An epoch of a shard set is as long as the set, and the next one begins when it ends. Rows that not
+all lanes of a set can fill are left out of that epoch (the next epoch leaves out others), so quotas
+hold in every batch.
 """
 
 import itertools

@@ -372,7 +372,7 @@ class Stream:
         if not 0 <= start_step <= len(self):
             raise ConfigError(
                 f"step {start_step} of an epoch was asked for, expected 0 to {len(self)}; the steps"
-                " of an epoch are counted from its start, not from that of the run"
+                " of an epoch are counted from its start, not from the start of the run"
             )
         return range(start_step, len(self))
 

@@ -122,7 +122,7 @@ def refuse_second_division(rank: int, world_size: int) -> None:
     if loader is not None and isinstance(loader.dataset, data.IterableDataset):
         raise ConfigError(
             f"accelerate's {type(loader).__name__} divides batches among the processes, but this"
-            f" stream gives only those of rank {rank} of {world_size}: the others would be lost;"
+            f" stream gives only the part of rank {rank} of {world_size}: the others would be lost;"
             " keep the loader out of accelerator.prepare, iterate over it in each process, and move"
             " each batch to accelerator.device"
         )

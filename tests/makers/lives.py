@@ -1,4 +1,4 @@
-"""Runs `shardset build` as a process of its own, and kills it."""
+"""Runs `shardset build` as a separate process, and kills it."""
 
 import json
 import os

@@ -3,7 +3,7 @@
 
     python -m tests.makers.torchtpu_facts FACT
 
-Each fact is a process of its own: TorchTPU reads environment variables once, and a device is
+Each fact is a separate process: TorchTPU reads environment variables once, and a device is
 registered for good.
 """
 

@@ -74,7 +74,7 @@ def trainer(
     program: str = "trainer",
     python: str = sys.executable,
 ) -> subprocess.Popen[str]:
-    """The trainer in a process of its own: with that many XLA:CPU devices, or under torchrun with
+    """The trainer in a separate process: with that many XLA:CPU devices, or under torchrun with
     so many processes.
     """
     launcher = (

@@ -1,7 +1,7 @@
 """What holds of the spmd runtime on four XLA:CPU devices, as JSON: run as `python -m
 tests.makers.xla_facts`.
 
-A process of its own, because torch_xla's choice of devices and of SPMD is for a process' whole
+A separate process, because torch_xla's choice of devices and of SPMD is for a process' whole
 life.
 """
 

@@ -26,7 +26,7 @@ def parsed(parameters: list[str]) -> argparse.Namespace:
 
 
 def test_every_option_of_a_build_is_a_parameter_and_nothing_else_is():
-    # The memory limits of images have no flag, and an append is a verb of its own.
+    # The memory limits of images have no flag, and an append is a separate verb.
     fields = {*BuildConfig.__dataclass_fields__, *ImageOptions.__dataclass_fields__} - {
         "image",
         "max_pixels",

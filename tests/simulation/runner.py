@@ -37,7 +37,7 @@ def new_job() -> Process:
 
 
 class SimRunner(PipelineRunner):
-    """Runs the job in a process of its own, which lives on if its launcher dies."""
+    """Runs the job in a separate process, which lives on if its launcher dies."""
 
     def run_pipeline(self, pipeline: beam.Pipeline, options: object) -> PipelineResult:
         simulation = baton()

@@ -351,7 +351,7 @@ def test_a_run_that_began_at_another_runs_checkpoint_goes_on_from_its_own(
     assert losses(tmp_path) == losses(undisturbed)[STEPS:]
     log = (tmp_path / "logs/host-000.log").read_text()
     assert f"resumed at step {STEPS + 2}" in log
-    assert f"has checkpoints of its own: it resumes from them, not from {config.resume}" in log
+    assert f"already has checkpoints: it resumes from them, not from {config.resume}" in log
 
 
 def test_a_run_does_not_go_back_in_its_own_folder(manifest: str, tmp_path: Path) -> None:

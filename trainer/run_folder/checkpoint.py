@@ -260,7 +260,7 @@ def find_checkpoint(
         return resume, at(open_storage(resume), note)[1]
     url, step = open_storage(resume).url, found[0].step
     if not f"{url}/".startswith(f"{folder.url}/"):
-        note(f"{folder.url} has checkpoints of its own: it resumes from them, not from {resume}")
+        note(f"{folder.url} already has checkpoints: it resumes from them, not from {resume}")
     elif f"{url}/" not in (f"{folder.url}/", f"{folder.url}/{folder_of(step)}"):
         raise ConfigError(
             f"{folder.url} holds a run up to step {step}, so it can't resume from {url}, whose"

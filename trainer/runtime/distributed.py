@@ -82,7 +82,7 @@ class Ddp(Runtime):
                 raise PeerLost(loss) from error
             raise ConfigError(
                 f"strategy {self.strategy}: RANK {self.host} of WORLD_SIZE {self.num_hosts} could"
-                f" not join the others ({first_line(error)}); each process needs a RANK of its own"
+                f" not join the others ({first_line(error)}); each process needs another RANK"
                 " below the same WORLD_SIZE, and a network interface that the others reach: if"
                 " gloo chose another, name it in GLOO_SOCKET_IFNAME"
             ) from error
@@ -180,8 +180,8 @@ class Ddp(Runtime):
             if is_server:
                 raise ConfigError(
                     f"strategy ddp: can't listen on port {port} of {host}, as MASTER_ADDR and"
-                    f" MASTER_PORT say ({first_line(error)}); each process needs a RANK of its own,"
-                    " each run a port of its own"
+                    f" MASTER_PORT say ({first_line(error)}); each process needs another RANK,"
+                    " each run another port"
                 ) from error
             raise PeerLost(
                 f"the process of RANK 0 did not open port {port} of {host} within"

@@ -330,7 +330,7 @@ def select_device() -> str:
     if not is_installed():
         raise ConfigError(
             f"there is no torch_xla for torch {torch.__version__}: use --strategy ddp or single, or"
-            " run pip install 'shardset[trainer,xla]' in an environment of its own"
+            " run pip install 'shardset[trainer,xla]' in a separate environment"
         )
     os.environ.setdefault("XLA_DISABLE_FUNCTIONALIZATION", "1")
     if "PJRT_DEVICE" not in os.environ:

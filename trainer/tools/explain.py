@@ -71,7 +71,7 @@ def report(run_dir: str, question: Question, *, as_json: bool) -> None:
             print(_json_of(timetable, answer))
             continue
         if config.mix is not None:
-            print(f"set {source}, {timetable.loaded.storage.url}, by the epochs of its own order:")
+            print(f"set {source}, {timetable.loaded.storage.url}, by the epochs of its order:")
         _show(answer)
 
 

@@ -41,7 +41,7 @@ def launch_environment(workers: Sequence[str], number: str | None) -> dict[str, 
     if len(workers) > 1:
         if torchtpu.TOPOLOGY not in os.environ:
             raise ConfigError(
-                f"this slice has {len(workers)} machines, and TorchTPU sees the chips of its own"
+                f"this slice has {len(workers)} machines, and TorchTPU sees its own machine's chips"
                 " only: give the wiring of the whole slice, such as --env"
                 f" {torchtpu.TOPOLOGY}=2,2,4 for `tpu train`"
             )

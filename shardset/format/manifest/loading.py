@@ -55,7 +55,7 @@ class LoadedSet(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """The digest of the view, or that of the whole set."""
+        """The digest of the view, or of the complete set."""
         return self.manifest.digest if self.view is None else self.view.head.digest
 
     def part(self, split: str) -> ViewSplit:
@@ -158,11 +158,11 @@ def _load_version(url: str, version: str) -> LoadedSet:
 
 
 def load_whole(url: str) -> LoadedSet:
-    """The set at `url`; raises ConfigError for a view, which has no files of its own."""
+    """The set at `url`; raises ConfigError for a view, which has no files."""
     loaded = load(url)
     if loaded.view is not None:
         raise ConfigError(
-            f"{url}: a view has no shards of its own; name its set, or make the view one with"
+            f"{url}: a view has no shards; name its set, or make the view one with"
             " `shardset build --source shardset`"
         )
     return loaded
@@ -184,7 +184,7 @@ def with_view(
     )
     if taken := rows.keys() & others.keys():
         raise ConfigError(
-            f"{url}: the set has a split {min(taken)!r} already; give that of the view another name"
+            f"{url}: the set has a split {min(taken)!r} already; give the view's another name"
         )
     bounds = ("ids", 0, of.num_samples), ("labels", -1, len(whole.classes))
     for part in rows.values():

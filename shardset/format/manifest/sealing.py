@@ -105,7 +105,7 @@ def _problems(manifest: Manifest, where: str) -> Iterator[str]:
 def _split_problems(split: Split, num_classes: int, where: str) -> Iterator[str]:
     is_unique = len(set(split.fields)) == len(split.fields) > 0
     if not is_unique or not all(map(naming.is_field, split.fields)):
-        yield f"{where}: fields {split.fields} can't be those of a sample"
+        yield f"{where}: fields {split.fields} can't be a sample's"
     if len(split.class_totals) != num_classes:
         yield f"{where}: {len(split.class_totals)} class totals for {num_classes} classes"
     if (num_labelled := sum(split.class_totals)) > split.num_samples:

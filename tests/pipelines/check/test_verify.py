@@ -249,7 +249,7 @@ INDEX = naming.index_path(FIRST)
             change_table,
             {"table_sha256": "0" * 64},
             TABLE,
-            "its SHA-256 is not that of the manifest; restore or rebuild the shard set",
+            "its SHA-256 differs from the manifest's; restore or rebuild the shard set",
         ),
         (change_split, {"fields": ["png"]}, SAMPLE, "has a field 'cls', the manifest lists png"),
         (

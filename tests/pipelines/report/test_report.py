@@ -182,7 +182,7 @@ TAR, INDEX = "train/train-000001.tar", "train/train-000001.idx.npy"
 @pytest.mark.parametrize(
     ("where", "content", "sentence", "num_left"),
     [
-        (f"{TAR}, sample train-000004", b"damage", "its CRC32C is not that of the index", 7),
+        (f"{TAR}, sample train-000004", b"damage", "its CRC32C differs from the index", 7),
         (TAR, None, "is missing", 4),
         (TAR, b"", "can't be read", 4),
         (INDEX, b"damage", f"the index of shard {TAR} is damaged", 4),

@@ -339,7 +339,7 @@ def test_a_set_that_was_built_and_columns_are_left_alone(tmp_path):
     assert files_of(tmp_path) == before
     others = tmp_path / "others"
     add(others, "columns/x/t/t-0.tar", GOOD)
-    with pytest.raises(SourceError, match="no tars but those of columns"):
+    with pytest.raises(SourceError, match="holds only tars of columns"):
         adopted(others)
     add(others, "t-0.tar", GOOD)
     assert adopted(others).split("t").num_samples == 1

@@ -349,7 +349,7 @@ def test_only_the_newest_version_of_a_set_that_is_no_view_is_changed(stored, tmp
     said("view", view, "--of", stored, "--from-split", "train", "--keys", keys)
     forget(stored, B, grace=DAY)
     for url, words in (
-        (view, "a view has no shards of its own"),
+        (view, "a view has no shards"),
         (f"{stored}@1", "only the newest version can be"),
     ):
         assert words in said("append", url, "--source", "folder", "--input", tmp_path, code=2)

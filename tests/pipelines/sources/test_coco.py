@@ -103,7 +103,7 @@ def test_the_page_shows_the_boxes_on_the_pictures(tmp_path):
         ({"images": IMAGES * 2}, "2 images have the id 5, expected one"),
         ({"images": [], "annotations": []}, "no rows, expected one for each image"),
         ({"images": ['{"id": 9}']}, "images: .*field `file_name`"),
-        ({"categories": CLASSES[:1]}, "no category 3, expected that of "),
+        ({"categories": CLASSES[:1]}, "no category 3, which an annotation has: "),
         ({"categories": [*CLASSES, CLASSES[0].replace("cat", "cow")]}, "7 has two names"),
         ({"annotations": ['{"image_id": 5, "category_id": 3}']}, "annotations: .*field `bbox`"),
         ({"annotations": [BOX.replace("3.50", "NaN") % (5, 3)]}, "annotations: .*malformed"),

@@ -335,7 +335,7 @@ def test_an_option_of_other_sources_is_refused(tmp_path, source, option, takers)
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"path": "", "label": 1}, "path '', expected that of a file"),
+        ({"path": "", "label": 1}, "path '', expected a file's"),
         ({"path": "../x.png", "label": 1}, "path '../x.png' climbs out of the input's folder"),
         ({"path": "a/../../x.png", "label": 1}, "path 'a/../../x.png' climbs out"),
         ({"path": "a\0b", "label": 1}, "path"),

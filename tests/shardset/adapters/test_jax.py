@@ -1,4 +1,4 @@
-"""Global arrays over four devices of the CPU, in a process of its own: JAX reads their number when
+"""Global arrays over four devices of the CPU, in a separate process: JAX reads their number when
 it starts.
 """
 

@@ -192,9 +192,9 @@ def test_a_wrong_type_or_an_unknown_field_is_named_with_its_place(path, new, sen
         (
             "splits/train/fields",
             ["ppm", "ppm"],
-            r"fields \['ppm', 'ppm'\] can't be those of a sample",
+            r"fields \['ppm', 'ppm'\] can't be a sample's",
         ),
-        ("splits/train/fields", ["../x"], "can't be those of a sample"),
+        ("splits/train/fields", ["../x"], "can't be a sample's"),
         ("classes/1/label", 2, "class labels are not 0 to 1 in order"),
         ("splits", {"..": value()["splits"]["validation"]}, r"'\.\.' can't name a split"),
         ("splits/train/groups", [], "num_samples is 4 but its groups hold 0"),

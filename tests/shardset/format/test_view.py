@@ -162,7 +162,7 @@ def test_a_file_without_a_footer_says_how_to_seal_it(whole):
 def test_what_needs_the_files_of_a_set_refuses_a_view(whole):
     url, loaded = whole
     assert load_whole(url).digest == loaded.digest
-    with pytest.raises(ConfigError, match="a view has no shards of its own"):
+    with pytest.raises(ConfigError, match="a view has no shards"):
         load_whole(put_view(url, loaded, id=[1]))
 
 

@@ -1,7 +1,7 @@
 """The Python lines of three pages, run in their order as they stand, with smaller batches, and
 the examples of docstrings.
 
-They run in a process of their own: JAX starts threads, which the forks of later tests would not
+They run in a separate process: JAX starts threads, which the forks of later tests would not
 survive. The lines for DALI need another library: tests/peers runs them.
 """
 

@@ -12,7 +12,7 @@ from shardset.stream.world import num_own_cores
     [
         (192, 192, "", 1, 192),
         (192, 192, "max", 8, 24),
-        (24, 192, "max", 8, 24),  # the launcher has bound each to cores of its own
+        (24, 192, "max", 8, 24),  # the launcher has bound each to its own cores
         (96, 192, "max", 8, 24),  # four of them share a half
         (192, 192, "6400000", 8, 8),  # a container that may take 64
         (192, 192, "250000", 1, 2),

@@ -69,7 +69,7 @@ START_S = 300
 
 
 def succeed(config: TrainConfig, **how: Any) -> str:
-    """Runs the trainer in a process of its own; returns its output."""
+    """Runs the trainer in a separate process; returns its output."""
     code, output = finish(trainer(config, **how))
     assert code == OK, output
     return output
@@ -385,7 +385,7 @@ def test_a_run_that_stands_still_ends_with_a_traceback_of_where(
 
 
 def python(name: str, *arguments: str) -> subprocess.Popen[str]:
-    """A module of the tests in a process of its own, which a test ends."""
+    """A module of the tests in a separate process, which a test ends."""
     return subprocess.Popen(
         [sys.executable, "-m", name, *arguments],
         env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
