@@ -1,16 +1,29 @@
-"""The geometry of plots: everything is inside the frame, and says what it shows."""
+"""Plots: everything is inside the frame, and says what it shows."""
 
 import itertools
 import math
+import re
+from typing import Any
 
+import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardset.html import plots
+from shardset.html import page, plots
+from shardset.program import count
 
 NUMBERS = st.floats(-1e9, 1e9, allow_nan=False).map(lambda value: round(value, 6))
+_environment = jinja2.Environment(loader=jinja2.PackageLoader("shardset.html"), autoescape=True)
+_environment.filters |= {"clip": page.clip, "count": count}
+PARTS: Any = _environment.get_template("parts.html").module
 POINTS = st.lists(st.tuples(st.integers(0, 10_000), NUMBERS), min_size=1, max_size=40)
+
+
+def points_of(plot):
+    """The points of the curves, in the units of the drawing."""
+    found = re.findall(r'<polyline class="s\d" points="([^"]*)"', PARTS.plot(plot, "id"))
+    return [tuple(map(float, point.split(","))) for points in found for point in points.split()]
 
 
 @given(NUMBERS, NUMBERS)
@@ -27,17 +40,28 @@ def test_ticks_are_evenly_spaced_and_span_the_values(one, other):
 
 @given(POINTS)
 def test_curves_stay_inside_their_frame(points):
-    plot = plots.curves("curve", {"a": sorted(points)}, x_label="step")
-    for x, y in ([*map(float, pair.split(","))] for pair in plot.curves["a"].points.split()):
-        assert plots.LEFT <= x <= plots.RIGHT
-        assert plots.TOP <= y <= plots.BOTTOM
+    found = points_of(plots.curves("curve", {"a": sorted(points)}, x_label="step"))
+    assert len(found) == len(points)
+    for x, y in found:
+        assert 52 <= x <= 366
+        assert 14 <= y <= 200
+
+
+def test_the_points_of_a_curve_have_their_places_and_dots():
+    plot = plots.curves("curve", {"a<b": [(0, 10.0), (4, 30.0)]}, x_label="step")
+    assert points_of(plot) == [(52, 200), (366, 14)]
+    text = PARTS.plot(plot, "id")
+    assert text.count("<circle") == 2
+    assert "<title>a&lt;b at 4: 30</title>" in text
+    many = plots.curves("curve", {"a": [(x, float(x)) for x in range(40)]}, x_label="step")
+    assert PARTS.plot(many, "id").count("<circle") == 1
 
 
 def test_a_value_that_is_no_number_is_left_out_of_a_curve():
     plot = plots.curves(
         "curve", {"a": [(0, 1.0), (1, math.nan), (2, math.inf), (3, 2.0)]}, x_label="step"
     )
-    assert len(plot.curves["a"].points.split()) == 2
+    assert len(points_of(plot)) == 2
     assert plots.curves("curve", {"a": []}, x_label="step").description == "No values."
 
 
@@ -53,5 +77,6 @@ def test_thinned_points_are_few_and_end_where_the_points_do(points, most):
 
 
 def test_numbers_of_an_axis_are_short():
-    texts = [plots.short(value) for value in (0, 0.25, 1200, 1.5e6, 1e-5, -5)]
+    plot = plots.Plot("", "", "", 0, 1, [0, 0.25, 1200, 1.5e6, 1e-5, -5], [0, 1], {})
+    texts = re.findall(r'text-anchor="middle">([^<]+)', PARTS.plot(plot, "id"))
     assert texts == ["0", "0.25", "1,200", "1,500,000", "1e-05", "-5"]
