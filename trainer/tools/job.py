@@ -4,15 +4,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from string import Template
-from typing import Any
+from functools import partial
+
+import jinja2
 
 from shardset.errors import ConfigError
 from shardset.program import PREEMPTED
-
-GRACE_S = 900
-MAX_RESTARTS = 10
 
 JOB = "main-job"
 """The only job of the set, which is in the address of the first host."""
@@ -136,44 +133,13 @@ class Job:
         It restarts when a host fails; without limit if the host has saved and ended with code 3, or
         lost its node.
         """
-        compute = self.compute
-        # All hosts of a TPU slice are one node pool. Its devices belong to root.
-        slice_ = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
-        # NCCL needs more shared memory than a pod's 64 MiB.
-        memory = {"name": "shm", "emptyDir": {"medium": "Memory"}}
-        of_device: dict[str, Any] = {
-            "resource": "nvidia.com/gpu",
-            "annotations": {},
-            "user": {},
-            "env": [],
-            "mounts": [{"name": "shm", "mountPath": "/dev/shm"}],
-            "volumes": [memory],
-        }
-        if compute.is_tpu:
-            of_device = {
-                "resource": "google.com/tpu",
-                "annotations": slice_ if compute.num_hosts > 1 else {},
-                "user": {"runAsUser": 0},
-                "env": [{"name": "PJRT_DEVICE", "value": "TPU"}],
-                "mounts": [],
-                "volumes": [],
-            }
-        values = of_device | {
-            "name": self.name,
-            "queue": self.queue,
-            "image": self.image,
-            "command": self.command,
-            "job": JOB,
-            "num_hosts": compute.num_hosts,
-            "per_host": compute.per_host,
-            "nodes": compute.nodes,
-            "restarts": MAX_RESTARTS,
-            "grace_s": GRACE_S,
-            "preempted": PREEMPTED,
-        }
-        # JSON is YAML
-        quoted = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
-        template = Path(__file__).with_name("jobset.yaml").read_text()
-        about = f"# For `kubectl apply -f -`, {compute.num_hosts} hosts. To resume on other hosts,"
-        about += " give the same command\n# with another --compute-type.\n"
-        return about + Template(template).substitute(quoted)
+        environment = jinja2.Environment(
+            loader=jinja2.PackageLoader("trainer.tools", ""),
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            keep_trailing_newline=True,
+        )
+        environment.filters["yaml"] = partial(json.dumps, ensure_ascii=False)  # JSON is YAML
+        return environment.get_template("jobset.yaml").render(
+            job=self, compute=self.compute, job_name=JOB, preempted=PREEMPTED
+        )
