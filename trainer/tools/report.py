@@ -163,8 +163,6 @@ def render(run: RunRecord) -> bytes:
         settings=[(key, text) for key, text in settings if text == usual[key]],
         max_rows=MAX_ROWS,
         advice=advice,
-        duration=_duration,
-        percent=_percent,
     )
 
 
@@ -220,13 +218,3 @@ def _plots(run: RunRecord) -> list[Plot]:
         for title, series in drawn.items()
         if series
     ]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f}\N{NO-BREAK SPACE}%"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

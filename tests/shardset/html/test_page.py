@@ -24,8 +24,6 @@ FRAME = {
     "changed": [],
     "settings": [],
     "advice": str,
-    "duration": str,
-    "percent": str,
 }
 
 
