@@ -16,7 +16,6 @@ from shardset.errors import ConfigError, NotFound
 from shardset.html import page, plots
 from shardset.html.plots import Plot
 from shardset.prepared import JSON_ERRORS
-from shardset.program import count
 from shardset.settings import value_text, values_of
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_small
@@ -139,25 +138,13 @@ def _record_of(line: bytes) -> Record | None:
 
 def render(run: RunRecord) -> bytes:
     """The page as HTML."""
-    config = run.config
-    devices = [*(one.device for one in run.steps), *(one.device for one in run.epochs)]
-    facts = (run.url, *devices[-1:], count(run.last_step, "step"), run.started)
-    addresses = [one.partition("=")[0] for one in config.mix or [config.manifest or ""]]
-    sets = ["/".join(address.split("/")[-2:]) for address in addresses]
-    settings = [(key, value_text(value)) for key, value in values_of(config).items()]
+    settings = [(key, value_text(value)) for key, value in values_of(run.config).items()]
     usual = {key: value_text(value) for key, value in values_of(TrainConfig()).items()}
     return page.render(
         "trainer.tools",
         "report.html",
-        title=f"{config.model.name.rpartition(':')[2]} on {' and '.join(sets)}",
-        subtitle=" · ".join(filter(None, facts)),
-        sections=[
-            (anchor, anchor.capitalize())
-            for anchor in ("summary", "curves", "epochs", "worst", "configuration")
-        ],
-        closing="Made from the run folder, without scripts or outside links. Curves of training "
-        f"are smoothed (exponential moving mean, {SMOOTHING}).",
         run=run,
+        smoothing=SMOOTHING,
         plots=_plots(run),
         changed=[(key, text) for key, text in settings if text != usual[key]],
         settings=[(key, text) for key, text in settings if text == usual[key]],

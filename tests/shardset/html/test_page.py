@@ -4,23 +4,27 @@ import base64
 import io
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from shardset.html import page
 
-RUN = SimpleNamespace(
-    steps=[], epochs=[], evaluations=[], worst=[], final=None, last_step=7, num_damaged=0
-)
+
+def run_of(text: str, **values: object) -> SimpleNamespace:
+    """A run whose model, set and address are called so."""
+    config = SimpleNamespace(model=SimpleNamespace(name=text), mix=None, manifest=text)
+    empty: dict[str, Any] = {name: [] for name in ("steps", "epochs", "evaluations", "worst")}
+    facts = {"final": None, "last_step": 7, "num_damaged": 0, "url": text, "started": ""}
+    return SimpleNamespace(config=config, **{**empty, **facts, **values})
+
+
 FRAME = {
-    "title": "t",
-    "subtitle": "s",
-    "sections": [("a", "A")],
-    "closing": "c",
+    "smoothing": 0.9,
     "max_rows": 9,
     "plots": [],
-    "run": RUN,
+    "run": run_of("t"),
     "changed": [],
     "settings": [],
     "advice": str,
@@ -34,8 +38,8 @@ def rendered(**values: object) -> str:
 def test_what_is_put_in_is_escaped_everywhere():
     evil = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
     text = rendered(
-        title=evil, subtitle=evil, settings=[(evil, evil)], changed=[(evil, evil)],
-        run=SimpleNamespace(**{**vars(RUN), "worst": [(None, evil, [evil])]}),
+        settings=[(evil, evil)], changed=[(evil, evil)],
+        run=run_of(evil, worst=[(None, evil, [evil])]),
     )  # fmt: skip
     assert "<script" not in text
     assert "<img" not in text
@@ -56,7 +60,7 @@ def test_a_long_text_is_cut_and_only_control_characters_are_replaced():
     assert page.clip("exactly", 7) == "exactly"
     spaces = "98.70\N{NO-BREAK SPACE}%\N{IDEOGRAPHIC SPACE}\N{EN SPACE}"
     assert page.clip(spaces) == spaces
-    assert "half" in rendered(title="half \ud800")  # of a surrogate
+    assert "half" in rendered(run=run_of("half \ud800"))  # of a surrogate
 
 
 def test_pictures_are_embedded_and_tiny_ones_are_lossless_and_not_blurred():
