@@ -103,18 +103,18 @@ class _Start:
         manifest_generation = plan_files.generation_of(output, naming.MANIFEST)
         replaced = replacing.manifest_at(output, naming.MANIFEST)
         why = f" ({'; '.join(changes)})" if changes else ""
-        is_kept = not self.config.overwrite
-        if is_kept and replaced and not base:
-            raise ConfigError(
-                f"{output.url}: already holds another shard set{why}; give another --output, or"
-                " --overwrite to replace it"
-            )
-        if is_kept and changes and (not base or history.has_unfinished_plan(output, base)):
-            elsewhere = "" if base else "give another --output, "
-            raise ConfigError(
-                f"{output.url}: already holds an unfinished build{why}; finish it with its own"
-                f" options, {elsewhere}or --overwrite to start over"
-            )
+        if not self.config.overwrite:
+            if replaced and not base:
+                raise ConfigError(
+                    f"{output.url}: already holds another shard set{why}; give another --output, or"
+                    " --overwrite to replace it"
+                )
+            if changes and (not base or history.has_unfinished_plan(output, base)):
+                elsewhere = "" if base else "give another --output, "
+                raise ConfigError(
+                    f"{output.url}: already holds an unfinished build{why}; finish it with its own"
+                    f" options, {elsewhere}or --overwrite to start over"
+                )
         if not (replaced or old):
             self._refuse_foreign()
         unfinished = history.unlisted(output, replacing.unfinished_files(output))
