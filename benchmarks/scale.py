@@ -343,7 +343,7 @@ def unit_tables(num_units: int) -> Iterator[pa.RecordBatch]:
     for unit in range(num_units):
         named = pc.replace_substring(first["row"], b"n00000000", f"n{unit:08d}".encode())
         keys = hash64(unit, np.arange(len(first)))
-        yield tables.from_columns(first.schema, columns | {"row": named, "key_hash": keys})
+        yield pa.RecordBatch.from_pydict(columns | {"row": named, "key_hash": keys}, first.schema)
 
 
 def put_group(files: PlanFiles, plan: SplitPlan, num_batches: int) -> tuple[list[ByteRange], int]:
@@ -367,7 +367,7 @@ def put_group(files: PlanFiles, plan: SplitPlan, num_batches: int) -> tuple[list
         "shard": line % plan.num_shards,
         "rank": hash64(derive_key(0, "rank", plan.name), line),
     }
-    placed = tables.from_columns(tables.PLACEMENT, columns)
+    placed = pa.RecordBatch.from_pydict(columns, tables.PLACEMENT)
     bounds = np.linspace(0, len(line), num_batches + 1).astype(int).tolist()
     parts = []
     for number, (start, stop) in enumerate(itertools.pairwise(bounds)):

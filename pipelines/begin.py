@@ -145,7 +145,8 @@ class _Start:
         generation = plan_files.generation_of(output, paths.BUILD)
         if plan_files.generation_of(output, naming.MANIFEST) != manifest_generation:
             raise plan_files.another_build(output, naming.MANIFEST)
-        files.step(lambda: _lay_out(files, unfinished, replaced, lines, known=self.config.append))
+        with files.while_current():
+            _lay_out(files, unfinished, replaced, lines, known=self.config.append)
         file = msgspec.structs.replace(
             file, ready=True, before=[suffix] if suffix in before else []
         )

@@ -150,7 +150,8 @@ def index_step(
     files: PlanFiles, source: Source, config: BuildConfig, addition: Addition | None, unit: UnitRef
 ) -> list[int]:
     """Writes the table and the summary of a unit."""
-    summary = files.step(partial(index_unit, files, source, config, unit, addition))
+    with files.while_current():
+        summary = index_unit(files, source, config, unit, addition)
     for count in summary.splits.values():
         _count("samples_indexed", count.num_samples)
         _count("samples_quarantined", count.num_rejected)
@@ -222,7 +223,8 @@ def write_step(writer: ShardWriter, slot: Slot, plan: PlanFile) -> list[tuple[st
 
     Returns its split, and 1 and its samples of each class.
     """
-    shard, labels, is_new = writer.files.step(lambda: writer.write(plan, *slot))
+    with writer.files.while_current():
+        shard, labels, is_new = writer.write(plan, *slot)
     _count("shards_written" if is_new else "shards_skipped", 1)
     if is_new:
         _count("samples_written", shard.num_samples)
@@ -236,7 +238,8 @@ def commit_step(
     """Publishes the manifest once the wanted shards are written, if these are all."""
     class_totals = {split: totals for split, (_, totals) in counts.items()}
     num_finished = sum(num_shards for num_shards, _ in counts.values())
-    digest = committer.files.step(lambda: committer.commit(plan, num_finished, class_totals))
+    with committer.files.while_current():
+        digest = committer.commit(plan, num_finished, class_totals)
     return [digest] if digest else []
 
 
@@ -248,8 +251,8 @@ def _planning(build: str) -> threading.Lock:
 
 def _one_at_a_time(files: PlanFiles, work: Callable[[], T]) -> T:
     """A step that takes 100 to 300 MiB: a process has the memory for one, whatever its threads."""
-    with _planning(files.build):
-        return files.step(work)
+    with _planning(files.build), files.while_current():
+        return work()
 
 
 def _units_in(files: PlanFiles, block: UnitRef) -> Iterator[UnitRef]:

@@ -123,7 +123,7 @@ def _by_group(
             "shard": placed.shard.take(some),
             "rank": placed.rank.take(some),
         }
-        table = tables.from_columns(tables.PLACEMENT, columns)
+        table = pa.RecordBatch.from_pydict(columns, tables.PLACEMENT)
         first = runs[0][1]
         for group_number, start, stop in runs:
             yield group_number, table.slice(start - first, stop - start)

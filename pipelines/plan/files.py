@@ -125,11 +125,6 @@ class PlanFiles:
             self.check_current()
             raise
 
-    def step(self, work: Callable[[], T]) -> T:
-        """The result of `work`, which runs while the output belongs to this build."""
-        with self.while_current():
-            return work()
-
     def replaceable(self, name: str) -> str:
         """The generation of a file that this build may replace."""
         generation = generation_of(self.output, name)

@@ -187,23 +187,18 @@ class _Examiner:
             return _entry(Rejected(name=sample.name, split=sample.split, reason=reason), b"")
         image: Examined | None = None
         for field, data in contents.items():
+            is_first = field == sample.image
+            if not is_first and not is_image_field(field):
+                continue
+            # a further image is stored as it is
+            own = options if is_first else ImageOptions(decoded_bytes=options.decoded_bytes)
             try:
-                if field == sample.image:
-                    image = examine(data, field=field, verify=verify, options=options)
-                elif is_image_field(field):  # a further image, which is stored as it is
-                    examine(
-                        data,
-                        field=field,
-                        verify=verify,
-                        options=ImageOptions(decoded_bytes=options.decoded_bytes),
-                    )
+                examined = examine(data, field=field, verify=verify, options=own)
             except UndecodableImage as error:
                 return _reject(
-                    sample,
-                    field,
-                    data,
-                    str(error) if field == sample.image else f"its {field}: {error}",
+                    sample, field, data, str(error) if is_first else f"its {field}: {error}"
                 )
+            image = examined if is_first else image
         image = image or examine(b"", field=sample.image, verify="none", options=options)
         stored = stored_field(image.field, options) if image.field else ""
         if stored != sample.image and stored in sample.fields:

@@ -240,7 +240,7 @@ def placements(
         some = labels[first : first + size]
         placed = place(some, offset, plan, seed=seed, stratified=stratified)
         yield replace(placed, row=placed.row + first)
-        counts = _count(some) if stratified else Counter({0: len(some)})
+        counts = Counter(some.tolist() if stratified else {0: len(some)})
         offset = UnitOffset(
             serial=offset.serial + len(some), strata=Counter(offset.strata) + counts
         )
@@ -279,11 +279,6 @@ def _rows_by_stratum(strata: np.ndarray) -> list[tuple[int, np.ndarray]]:
     order = np.argsort(strata, kind="stable")
     labels, firsts = np.unique(strata[order], return_index=True)
     return list(zip(labels.tolist(), np.split(order, firsts[1:]), strict=True))
-
-
-def _count(labels: np.ndarray) -> Counter[int]:
-    values, numbers = np.unique(labels, return_counts=True)
-    return Counter(dict(zip(values.tolist(), numbers.tolist(), strict=True)))
 
 
 def _place_stratum(

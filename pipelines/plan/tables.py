@@ -9,7 +9,7 @@ slow.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -99,7 +99,7 @@ def unit_table(rows: Sequence[UnitRow], rejected: Sequence[QuarantineEntry]) -> 
         "row": list(map(_encode, rows)),
     }
     metadata = {_REJECTED: msgspec.json.encode(rejected)}
-    return from_columns(UNIT.with_metadata(metadata), columns)
+    return pa.RecordBatch.from_pydict(columns, UNIT.with_metadata(metadata))
 
 
 def rejected_of(table: pa.RecordBatch) -> list[QuarantineEntry]:
@@ -130,13 +130,6 @@ def runs_of(values: np.ndarray) -> Iterator[tuple[int, int, int]]:
     bounds = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
     for start, stop in pairwise(bounds if len(values) else ()):
         yield int(values[start]), start, stop
-
-
-def from_columns(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
-    """A table with the schema, from lists or arrays."""
-    return pa.RecordBatch.from_arrays(
-        [pa.array(columns[field.name], field.type) for field in schema], schema=schema
-    )
 
 
 def unit_to_bytes(table: pa.RecordBatch) -> memoryview:

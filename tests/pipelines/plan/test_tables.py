@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -87,9 +88,8 @@ def test_of_many_rows_each_takes_less_than_80_bytes_and_of_many_references_less_
         "source": numbers,
         "copy": 0 * numbers,
     }
-    assert len(tables.references_to_bytes(tables.from_columns(REFERENCE, columns))) < 180 * len(
-        table
-    )
+    references = pa.RecordBatch.from_pydict(columns, REFERENCE)
+    assert len(tables.references_to_bytes(references)) < 180 * len(table)
 
 
 @given(ROWS)
@@ -126,7 +126,7 @@ def test_rows_that_were_joined_put_in_another_order_and_cut_are_the_same_rows(un
         "rank": numbers * 7,
     }
     taken = tables.take(tables.concat(read), numbers)
-    placed = tables.from_columns(tables.PLACEMENT, {"row": taken["row"]} | added)
+    placed = pa.RecordBatch.from_pydict({"row": taken["row"]} | added, tables.PLACEMENT)
     parts = [
         tables.placements_from_bytes(bytes(tables.placements_to_bytes(part)))
         for part in (placed.slice(0, cut), placed.slice(cut))
