@@ -163,7 +163,7 @@ def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.runners import progress
 
     show = progress.verifying(Console(stderr=True))
-    report = verify.verify(args.manifest, deep=args.deep, progress=show)
+    report = verify.verify(args.set, deep=args.deep, progress=show)
     answer = {"ok": report.ok, **msgspec.to_builtins(report)}
     return _show(args, answer, verify.lines(report), FAILED if report.problems else OK)
 
@@ -208,7 +208,7 @@ def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.check import inspect, render
 
     answer = inspect.inspect(
-        args.manifest,
+        args.set,
         split=args.split,
         shard=args.shard,
         key=args.key,
@@ -224,14 +224,14 @@ def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
 def _export(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.export import write
 
-    exported = write.export(args.manifest, args.to, output=args.output, overwrite=args.overwrite)
+    exported = write.export(args.set, args.to, output=args.output, overwrite=args.overwrite)
     return _show(args, exported, write.lines(exported))
 
 
 def _report(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.report import page
 
-    written = page.write(args.manifest, args.output, max_images=args.images)
+    written = page.write(args.set, args.output, max_images=args.images)
     code = FAILED if written.data.damage else OK
     return _show(args, page.to_json(written), page.summary(written), code)
 
@@ -239,10 +239,10 @@ def _report(args: argparse.Namespace, _: Sequence[str]) -> int:
 def _catalog(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.sets import catalog
 
-    written = catalog.write_catalog(args.manifest)
+    written = catalog.write_catalog(args.set)
     lines = [
-        f"catalogue: {count(len(written), 'file')} written next to the tars of {args.manifest}",
-        f"next: shardset view OUT.parquet --of {quote(args.manifest)} --where 'width > 200'",
+        f"catalogue: {count(len(written), 'file')} written next to the tars of {args.set}",
+        f"next: shardset view OUT.parquet --of {quote(args.set)} --where 'width > 200'",
     ]
     return _show(args, {"written": written}, lines)
 
@@ -285,7 +285,7 @@ def _stored_set(args: argparse.Namespace) -> "StoredSet":
                 f"--{name.replace('_', '-')} goes with --samples; an existing set has its sizes, so"
                 " leave it out"
             )
-        return stored.from_manifest(args.manifest)
+        return stored.from_manifest(args.set)
     config = record_of(BuildConfig, args, source="", input="", output="")
     return stored.from_numbers(config, record_of(BareNumbers, args))
 

@@ -133,14 +133,14 @@ def parser() -> Parser:
         "name", metavar="NAME", help="the name of the column: up to 12 of a-z, 0-9, _ and -"
     )
     add_flags(column, ColumnConfig)
-    verify = _add_set(verb("verify"), "manifest")
+    verify = _add_set(verb("verify"))
     verify.add_argument(
         "--deep",
         action="store_true",
         help="also decode every image and compare every label and key",
     )
     _add_inspect(verb("inspect"))
-    export = _add_set(verb("export"), "manifest")
+    export = _add_set(verb("export"))
     export.add_argument(
         "--to",
         required=True,
@@ -158,7 +158,7 @@ def parser() -> Parser:
         "--overwrite", action="store_true", help="replace existing files that differ"
     )
     _add_estimate(verb("estimate", ESTIMATE_EPILOG))
-    report = _add_set(verb("report"), "manifest")
+    report = _add_set(verb("report"))
     report.add_argument("--output", metavar="FILE", help="default: report.html beside the manifest")
     report.add_argument(
         "--images",
@@ -167,7 +167,7 @@ def parser() -> Parser:
         metavar="N",
         help="decode at most N images for sizes and near-duplicates (default 100000)",
     )
-    _add_set(verb("catalog"), "manifest")
+    _add_set(verb("catalog"))
     view = verb("view")
     view.add_argument("output", metavar="OUT", help="the view, a .parquet file")
     view.add_argument(
@@ -225,7 +225,7 @@ def _add_input(build: Parser, where: argparse._ArgumentGroup) -> None:
 
 
 def _add_inspect(inspect: Parser) -> None:
-    _add_set(inspect, "manifest")
+    _add_set(inspect)
     inspect.add_argument("--split", help="only this split")
     one = inspect.add_mutually_exclusive_group()
     one.add_argument("--shard", type=int, metavar="N", help="the samples of one shard")
@@ -242,7 +242,7 @@ def _add_estimate(estimate: Parser) -> None:
     raw = estimate.add_argument_group("one of: an existing set, or bare numbers")
     one = raw.add_mutually_exclusive_group(required=True)
     one.add_argument(
-        "manifest",
+        "set",
         metavar="MANIFEST",
         nargs="?",
         help="the manifest of an existing set, or its folder",

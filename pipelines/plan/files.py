@@ -85,10 +85,6 @@ class PlanFiles:
             raise another_build(self.output, name)
         return file.content
 
-    def read_each(self, names: Iterable[str]) -> Iterator[memoryview]:
-        """The content of each file, in order."""
-        return in_order(self.output, names, self.read)
-
     def read_record(self, name: str, kind: type[T]) -> T:
         """A JSON record; raises the same errors as `read`."""
         return decode_record(self.output, name, self.read(name), kind)

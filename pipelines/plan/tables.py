@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipelines.plan import paths
-from pipelines.plan.files import START_OVER, PlanFiles
+from pipelines.plan.files import START_OVER, PlanFiles, in_order
 from pipelines.sources.base import Extent
 from shardset.errors import ConfigError, NotFound
 from shardset.format.originals import REFERENCE, Origin, table_from_bytes, table_to_bytes
@@ -140,7 +140,7 @@ def unit_to_bytes(table: pa.RecordBatch) -> memoryview:
 def read_units(files: PlanFiles, units: Iterable[int]) -> Iterator[memoryview]:
     """The stored tables of units, in order; ConfigError if one is missing."""
     try:
-        yield from files.read_each(map(paths.unit_path, units))
+        yield from in_order(files.output, map(paths.unit_path, units), files.read)
     except NotFound as error:
         raise ConfigError(f"a table of the plan is missing ({error}): {START_OVER}") from error
 

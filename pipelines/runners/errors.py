@@ -7,8 +7,11 @@ text is the message for the user. Any other error is raised unchanged.
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from shardset import errors
+
+T = TypeVar("T")
 
 _FAILED_JOB = re.compile(
     r"(?:Pipeline \S+ failed in state |Dataflow pipeline failed\. State: )(\w+)(?:: |, Error:)(.*)",
@@ -47,7 +50,8 @@ def _cause(error: Exception) -> errors.ShardsetError | None:
     """The last ShardsetError in a runner's text, or the failure of the job or its service; None if
     there is neither.
     """
-    text, kinds = str(error), dict(_kinds(errors.ShardsetError))
+    # each is made of a message
+    text, kinds = str(error), {kind.__name__: kind for kind in kinds_of(errors.ShardsetError)}
     if matches := re.findall(_ERROR_LINE % "|".join(sorted(kinds)), text):
         name, sentence = matches[-1]
         return kinds[name](sentence)
@@ -67,11 +71,11 @@ def _cause(error: Exception) -> errors.ShardsetError | None:
     return errors.ShardsetError(f"{sentence}; run the same command again to resume")
 
 
-def _kinds(kind: type[errors.ShardsetError]) -> Iterator[tuple[str, type[errors.ShardsetError]]]:
-    """An error and those below it by name, wherever they are defined. Each is made of a message."""
-    yield kind.__name__, kind
-    for below in kind.__subclasses__():
-        yield from _kinds(below)
+def kinds_of(base: type[T]) -> Iterator[type[T]]:
+    """A class and all below it, wherever they are defined."""
+    yield base
+    for below in base.__subclasses__():
+        yield from kinds_of(below)
 
 
 def _gist(text: str) -> str:

@@ -6,7 +6,7 @@ ignore it, or wait.
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from apache_beam.options.pipeline_options import (
     DirectOptions,
@@ -21,6 +21,7 @@ from apache_beam.options.pipeline_options_validator import PipelineOptionsValida
 from apache_beam.runners.runner import create_runner
 
 from pipelines.runners import dataflow
+from pipelines.runners.errors import kinds_of
 from shardset.errors import DOCS, ConfigError
 from shardset.program import did_you_mean
 from shardset.storage.base import Storage
@@ -96,17 +97,10 @@ def unknown_flags(flags: Sequence[str]) -> list[str]:
     """
     # Several classes have the same flag, hence `resolve`.
     known = _BeamArgumentParser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
-    groups: list[type[PipelineOptions]] = [PipelineOptions, *_subclasses(PipelineOptions)]
-    for options in groups:
+    for options in kinds_of(PipelineOptions):
         if "_add_argparse_args" in vars(options):
             options._add_argparse_args(known)
     return known.parse_known_args(list(flags))[1]
-
-
-def _subclasses(options: type[PipelineOptions]) -> Iterator[type[PipelineOptions]]:
-    for child in options.__subclasses__():
-        yield child
-        yield from _subclasses(child)
 
 
 def _check_job_server(options: PipelineOptions) -> None:
