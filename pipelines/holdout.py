@@ -15,6 +15,7 @@ from itertools import accumulate
 from shardset.errors import ConfigError
 from shardset.format.naming import SPLIT_NAMES, is_split
 from shardset.order.permutation import derive_key, hash_text
+from shardset.program import some_of
 
 REST = "train"
 """The split of the samples that are not held out."""
@@ -130,11 +131,10 @@ class Holdout:
         for split, labels in sorted(present.items()):
             missing = [name for label, name in enumerate(names) if label not in labels]
             if missing:
-                more = ", ..." if len(missing) > _NUM_EXAMPLES else ""
                 noun = "class" if len(missing) == 1 else "classes"
                 yield (
                     f"split {split} has no images of {len(missing)} {noun}:"
-                    f" {', '.join(missing[:_NUM_EXAMPLES])}{more}"
+                    f" {some_of(missing, _NUM_EXAMPLES)}"
                 )
 
 

@@ -8,7 +8,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
@@ -157,6 +157,11 @@ def count(number: int, one: str, many: str = "") -> str:
     `many` is for plurals without a plain s (`classes`).
     """
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def some_of(texts: Sequence[str], most: int) -> str:
+    """The first texts in one, with dots if there are more."""
+    return ", ".join(texts[:most]) + (", ..." if len(texts) > most else "")
 
 
 def quiet_warnings(*, show: bool) -> None:

@@ -178,17 +178,11 @@ def refuse_too_many_bad(total: UnitSummary, max_bad_fraction: float) -> None:
     for split, count in sorted(total.splits.items()):
         num_bad = count.num_rejected - (count.num_hidden if count.num_samples else 0)
         num_raw = num_bad + count.num_samples + count.num_known
-        allowed = (
-            max(max_bad_fraction * num_raw, min(ALLOWED_BAD, num_raw / 2))
-            if max_bad_fraction
-            else 0
-        )
+        allowed, limit = 0.0, "none"
+        if max_bad_fraction:
+            allowed = max(max_bad_fraction * num_raw, min(ALLOWED_BAD, num_raw / 2))
+            limit = f"{max_bad_fraction:.2%}, or {ALLOWED_BAD} in a small split"
         if num_bad > allowed:
-            limit = (
-                f"{max_bad_fraction:.2%}, or {ALLOWED_BAD} in a small split"
-                if max_bad_fraction
-                else "none"
-            )
             advice = "nothing is left, so check --source and --input"
             if num_bad < num_raw:
                 advice = "repair or remove them"

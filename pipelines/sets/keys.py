@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Collection
 
 from shardset.errors import ConfigError
-from shardset.program import count
+from shardset.program import count, some_of
 from shardset.storage.open import open_file
 
 _SHOWN = 10
@@ -25,8 +25,8 @@ def read_keys(url: str) -> list[str]:
 def refuse_unknown(unknown: Collection[str], where: str) -> None:
     """Raises ConfigError if any key is not in what `where` says; it names the first ones."""
     if unknown:
-        some = ", ".join(sorted(unknown)[:_SHOWN]) + (", ..." if len(unknown) > _SHOWN else "")
         raise ConfigError(
-            f"{count(len(unknown), 'key')} not in {where}: {some}; correct the list (UTF-8, or "
-            "UTF-16 with a mark; a key in each line, without extension), then run again"
+            f"{count(len(unknown), 'key')} not in {where}: {some_of(sorted(unknown), _SHOWN)};"
+            " correct the list (UTF-8, or UTF-16 with a mark; a key in each line, without"
+            " extension), then run again"
         )

@@ -24,7 +24,7 @@ from pipelines.sources.formats.spilled_list import Entry, SpilledList, spilled_u
 from shardset.errors import DOCS, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.labels import NO_LABEL
-from shardset.program import count
+from shardset.program import count, some_of
 from shardset.storage.base import Stat, Storage
 
 ENTRIES_PER_UNIT = 1_000
@@ -266,7 +266,4 @@ def _counts(others: Counter[str]) -> str:
         f"{number} {'.' + name if name else 'without extension'}"
         for name, number in sorted(others.items())
     ]
-    return (
-        f"{count(others.total(), 'non-image file')}"
-        f" ({', '.join(each[:_MAX_TYPES])}{', ...' * (len(each) > _MAX_TYPES)})"
-    )
+    return f"{count(others.total(), 'non-image file')} ({some_of(each, _MAX_TYPES)})"

@@ -8,6 +8,7 @@ from itertools import islice
 from pipelines.sources.base import Extent, RawSample
 from shardset.errors import DOCS, ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
+from shardset.program import some_of
 from shardset.storage.base import Storage
 from shardset.storage.open import is_address
 
@@ -84,7 +85,7 @@ def refuse_odd_name(folder: Storage, name: str) -> None:
 def first_names(storage: Storage, most: int = 6) -> str:
     """The first names in the folder, for a message."""
     names = [stat.name for stat in islice(storage.list(), most + 1)]
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "") or "nothing"
+    return some_of(names, most) or "nothing"
 
 
 def extension(path: str) -> str:

@@ -27,7 +27,6 @@ from pipelines.sources.base import (
 )
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.tar import (
-    BLOCK,
     header_window,
     is_passed,
     read_member,
@@ -41,7 +40,8 @@ from shardset.format import manifest as manifests
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.labels import MAX_LABEL, NO_LABEL, plain_label
 from shardset.format.naming import MANIFEST, is_field, split_member
-from shardset.program import count
+from shardset.format.tar import BLOCK
+from shardset.program import count, some_of
 from shardset.storage.base import Stat, Storage
 from shardset.storage.open import is_address, open_storage
 
@@ -158,10 +158,10 @@ def tars_named(storage: Storage, names: Iterable[str]) -> list[Stat]:
     wanted = list(names)
     stats = {stat.name: stat for stat in storage.list(commonprefix(wanted))}
     if missing := [name for name in wanted if name not in stats]:
-        first = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise SourceError(
-            f"{storage.url}: {len(missing)} of {len(wanted)} tars are missing: {first}; fetch them"
-            " or correct --input, where {000..099} and {a,b} are patterns, and * and ? are not"
+            f"{storage.url}: {len(missing)} of {len(wanted)} tars are missing:"
+            f" {some_of(missing, 5)}; fetch them or correct --input, where {{000..099}} and {{a,b}}"
+            " are patterns, and * and ? are not"
         )
     return [stats[name] for name in wanted]
 

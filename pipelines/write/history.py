@@ -1,5 +1,6 @@
 """Publishes the next version of a set, and says what the older ones have."""
 
+from collections import Counter
 from contextlib import suppress
 from itertools import chain, takewhile, zip_longest
 
@@ -86,10 +87,8 @@ def appended(base: Manifest, added: Manifest) -> Manifest:
     both: dict[str, list[Split]] = {}
     for name, split in [*base.splits.items(), *added.splits.items()]:
         both.setdefault(name, []).append(split)
-    fixes = {
-        fix: base.fixes.get(fix, 0) + added.fixes.get(fix, 0)
-        for fix in sorted({*base.fixes, *added.fixes})
-    }
+    fixes = Counter(base.fixes)
+    fixes.update(added.fixes)
     provenance = base.provenance
     return msgspec.structs.replace(
         base,
@@ -100,7 +99,7 @@ def appended(base: Manifest, added: Manifest) -> Manifest:
         quarantine=Quarantine(
             count=base.quarantine.count + added.quarantine.count, path=added.quarantine.path
         ),
-        fixes=fixes,
+        fixes=dict(sorted(fixes.items())),
         provenance=msgspec.structs.replace(
             provenance, appended=[*provenance.appended, added.provenance]
         ),

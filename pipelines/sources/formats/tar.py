@@ -13,10 +13,9 @@ from isal import igzip, isal_zlib
 
 from shardset.errors import SourceError
 from shardset.format.images import other_file
+from shardset.format.tar import BLOCK, END
 from shardset.storage.base import Storage
 
-BLOCK = tarfile.BLOCKSIZE
-END = bytes(2 * BLOCK)
 SCATTERED_BYTES = 4096
 """A window for headers that are far apart: what is between them is not worth fetching."""
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.sources.formats.tar import BLOCK, END, read_member, read_members, reject_reason, walk
+from pipelines.sources.formats.tar import read_member, read_members, reject_reason, walk
 from shardset.errors import SourceError
+from shardset.format.tar import BLOCK, END
 from tests.makers.tars import content_offset, plain, special, tar_bytes, tar_of
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
