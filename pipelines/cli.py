@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, rest = parser().parse_known_args(argv)
     if rest:
         _refuse_unknown(args, rest)
+    args.beam_flags = rest
     # A runner logs the traceback of a failing worker many times; run_verb prints the one sentence
     # that matters.
     logging.basicConfig(level=logging.INFO if args.debug else logging.ERROR)
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("shardset").setLevel(logging.INFO if args.debug else logging.WARNING)
     verb = VERBS[args.verb]
     return run_verb(
-        lambda: verb(args, rest),
+        lambda: verb(args),
         debug=args.debug,
         is_interactive=verb in (_inspect, _estimate),
     )
@@ -70,13 +71,13 @@ def _refuse_unknown(args: argparse.Namespace, unknown: Sequence[str]) -> None:
         args.verb_parser.error(f"unknown arguments: {' '.join(unknown)}{near or neither}")
 
 
-def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
+def _build(args: argparse.Namespace) -> int:
     with quiet_workers(show=args.debug) as console:
         if args.verb == "append":
             config = _append_config(args)
         else:
             config = record_of(BuildConfig, args, image=record_of(ImageOptions, args))
-        if not args.wait and not _DATAFLOW.search(" ".join(beam_flags)):
+        if not args.wait and not _DATAFLOW.search(" ".join(args.beam_flags)):
             raise ConfigError(
                 "--no-wait is for --runner DataflowRunner: elsewhere a build ends with this command"
             )
@@ -86,7 +87,7 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         say_beam(console)
         from pipelines.runners import fork_server
 
-        if fork_server.may_be_needed(beam_flags):
+        if fork_server.may_be_needed(args.beam_flags):
             fork_server.begin()
         # otherwise collections walk through what Beam's import makes, over and over: 0.3 s
         gc.disable()
@@ -99,10 +100,10 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         gc.freeze()
         gc.enable()
         if not args.wait:
-            job = build.submit(config, beam_flags)
+            job = build.submit(config, args.beam_flags)
             return _show(args, {"job": job}, [job])
         run = build.dry_run if args.dry_run else build.build
-        result = run(config, beam_flags, progress.BuildProgress(console))
+        result = run(config, args.beam_flags, progress.BuildProgress(console))
     if result.published and args.catalog:
         from pipelines.sets import catalog
 
@@ -118,15 +119,15 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     return OK
 
 
-def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
+def _publish(args: argparse.Namespace) -> int:
     """The verbs `adopt` and `column`."""
     with quiet_workers(show=args.debug) as console:
         from pipelines.sets import adopt, column
 
         if args.verb == "adopt":
-            made = adopt.adopt(record_of(AdoptConfig, args), beam_flags, console)
+            made = adopt.adopt(record_of(AdoptConfig, args), args.beam_flags, console)
         else:
-            made = column.column(record_of(ColumnConfig, args), beam_flags, console)
+            made = column.column(record_of(ColumnConfig, args), args.beam_flags, console)
     manifest, storage, _ = made
     counts = {name: split.num_samples for name, split in manifest.splits.items()}
     facts, notes = manifest.provenance.options, manifest.provenance.notes
@@ -158,7 +159,7 @@ def _append_config(args: argparse.Namespace) -> BuildConfig:
     return record_of(BuildConfig, args, image=image, append=args.append or "none")
 
 
-def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
+def _verify(args: argparse.Namespace) -> int:
     from pipelines.check import verify
     from pipelines.runners import progress
 
@@ -168,7 +169,7 @@ def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
     return _show(args, answer, verify.lines(report), FAILED if report.problems else OK)
 
 
-def _versions(args: argparse.Namespace, _: Sequence[str]) -> int:
+def _versions(args: argparse.Namespace) -> int:
     """The verbs `tag`, `log`, `diff` and `compact`."""
     from pipelines.sets import compact, keys, versions
 
@@ -204,7 +205,7 @@ def _show(
     return code
 
 
-def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
+def _inspect(args: argparse.Namespace) -> int:
     from pipelines.check import inspect, render
 
     answer = inspect.inspect(
@@ -221,14 +222,14 @@ def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
     return OK
 
 
-def _export(args: argparse.Namespace, _: Sequence[str]) -> int:
+def _export(args: argparse.Namespace) -> int:
     from pipelines.export import write
 
     exported = write.export(args.set, args.to, output=args.output, overwrite=args.overwrite)
     return _show(args, exported, write.lines(exported))
 
 
-def _report(args: argparse.Namespace, _: Sequence[str]) -> int:
+def _report(args: argparse.Namespace) -> int:
     from pipelines.report import page
 
     written = page.write(args.set, args.output, max_images=args.images)
@@ -236,7 +237,7 @@ def _report(args: argparse.Namespace, _: Sequence[str]) -> int:
     return _show(args, page.to_json(written), page.summary(written), code)
 
 
-def _catalog(args: argparse.Namespace, _: Sequence[str]) -> int:
+def _catalog(args: argparse.Namespace) -> int:
     from pipelines.sets import catalog
 
     written = catalog.write_catalog(args.set)
@@ -247,7 +248,7 @@ def _catalog(args: argparse.Namespace, _: Sequence[str]) -> int:
     return _show(args, {"written": written}, lines)
 
 
-def _view(args: argparse.Namespace, _: Sequence[str]) -> int:
+def _view(args: argparse.Namespace) -> int:
     from pipelines.sets import view
 
     made = view.make_view(args.output, args.of, record_of(view.Choice, args))
@@ -260,7 +261,7 @@ def _view(args: argparse.Namespace, _: Sequence[str]) -> int:
     return _show(args, facts, lines)
 
 
-def _estimate(args: argparse.Namespace, _: Sequence[str]) -> int:
+def _estimate(args: argparse.Namespace) -> int:
     from pipelines.estimate import estimate, reading
 
     stored = _stored_set(args)

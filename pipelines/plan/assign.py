@@ -45,10 +45,7 @@ def assign_batch(
     Lists the samples that no shard stores in `plan/dropped/`.
     """
     units = plan.units_of(batch)
-    unit_tables = [
-        tables.unit_from_bytes(data, "split", "label", "row")
-        for data in tables.read_units(files, units)
-    ]
+    unit_tables = list(tables.read_units(files, units, "split", "label", "row"))
     first_rows = np.cumsum([0, *map(len, unit_tables)])
     raw = tables.concat(unit_tables)
     unit_tables.clear()  # frees memory: concat has copied them
@@ -146,7 +143,7 @@ def _pieces(runs: Iterable[Run]) -> Iterator[list[Run]]:
 def _list_dropped(files: PlanFiles, unit: int, rows: np.ndarray) -> None:
     if not len(rows):
         return
-    [table] = map(tables.unit_from_bytes, tables.read_units(files, [unit]))
+    [table] = tables.read_units(files, [unit])
     with files.writer(paths.dropped_path(unit)) as out:
         for row in tables.rows_of(tables.take(table, rows)):
             entry = {"split": row.split, "name": row.name, "key": row.key, "label": row.label}

@@ -20,8 +20,8 @@ def spread_keys(files: PlanFiles, plan: PlanFile, batch: int) -> list[tuple[int,
     units = plan.units_of(batch)
     keys = np.concatenate(
         [
-            _keys(unit, data)
-            for unit, data in zip(units, tables.read_units(files, units), strict=True)
+            _keys(unit, table["key_hash"].to_numpy())
+            for unit, table in zip(units, tables.read_units(files, units, "key_hash"), strict=True)
         ]
     )
     bucket = (keys["hash"] % np.uint64(layout.num_buckets(plan.splits.values()))).astype(np.uint16)
@@ -81,8 +81,7 @@ def duplicate_numbers(
     return numbers
 
 
-def _keys(unit: int, data: memoryview) -> np.ndarray:
-    hashes = tables.unit_from_bytes(data, "key_hash")["key_hash"].to_numpy()
+def _keys(unit: int, hashes: np.ndarray) -> np.ndarray:
     keys = np.empty(len(hashes), KEY)
     keys["hash"], keys["unit"], keys["row"] = hashes, unit, np.arange(len(hashes))
     return keys

@@ -162,7 +162,7 @@ def _quarantine_lines(files: PlanFiles, build: BuildFile) -> Iterator[bytes]:
         yield read_same_twice(lambda: output.read(name), f"{output.url}/{name}")
     for summary in read_summaries(files, build.num_units):
         if any(count.num_rejected for count in summary.splits.values()):
-            [table] = map(tables.unit_from_bytes, tables.read_units(files, [summary.unit]))
+            [table] = tables.read_units(files, [summary.unit])
             for entry in tables.rejected_of(table):
                 yield entry.line
 

@@ -137,10 +137,13 @@ def unit_to_bytes(table: pa.RecordBatch) -> memoryview:
     return table_to_bytes(table, "lz4")
 
 
-def read_units(files: PlanFiles, units: Iterable[int]) -> Iterator[memoryview]:
-    """The stored tables of units, in order; ConfigError if one is missing."""
+def read_units(files: PlanFiles, units: Iterable[int], *columns: str) -> Iterator[pa.RecordBatch]:
+    """The stored tables of units, or these columns of them, in order; ConfigError if one is missing
+    or malformed.
+    """
     try:
-        yield from in_order(files.output, map(paths.unit_path, units), files.read)
+        for data in in_order(files.output, map(paths.unit_path, units), files.read):
+            yield unit_from_bytes(data, *columns)
     except NotFound as error:
         raise ConfigError(f"a table of the plan is missing ({error}): {START_OVER}") from error
 
