@@ -349,10 +349,8 @@ def _check_image(image: ImageConfig, *, needs_resize: bool) -> None:
             f"image.pad is {image.pad}, expected less than image.size, {image.size}: a window could"
             " miss the image"
         )
-    size, name = (
-        image.size_in_evaluation,
-        "image.size" if image.eval_size is None else "image.eval_size",
-    )
+    size = image.size_in_evaluation
+    name = "image.size" if image.eval_size is None else "image.eval_size"
     if needs_resize and image.eval_resize < size:
         raise ConfigError(
             f"image.eval_resize is {image.eval_resize}, expected at least {name}, {size}: an"

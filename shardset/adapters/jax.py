@@ -45,10 +45,8 @@ class GlobalBatches(StreamAdapter):
     """
 
     def __init__(self, stream: Stream, mesh: Mesh, axis: str = "data") -> None:
-        here, own = (
-            (jax.process_index(), jax.process_count()),
-            (stream.spec.rank, stream.spec.world_size),
-        )
+        here = jax.process_index(), jax.process_count()
+        own = stream.spec.rank, stream.spec.world_size
         if own != here:
             raise ConfigError(
                 f"the stream reads for rank {own[0]} of {own[1]}, but this is process {here[0]} of"

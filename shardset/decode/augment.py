@@ -100,11 +100,9 @@ class RandAugment:
         chosen = []
         for _ in range(self.num_ops):
             # Always the same draws, so that an operation left out moves no other.
-            number, (skip, sign), noise = (
-                rng.integers(len(table)),
-                rng.random(2),
-                rng.standard_normal(),
-            )
+            number = rng.integers(len(table))
+            skip, sign = rng.random(2)
+            noise = rng.standard_normal()
             magnitude = min(MAX_MAGNITUDE, max(0.0, self.magnitude + self.magnitude_std * noise))
             if skip < self.probability:
                 chosen.append((table[number], magnitude / MAX_MAGNITUDE, bool(sign < 0.5)))

@@ -168,12 +168,8 @@ class WorkerPool:
         num_images: int,
         kept: SharedImages | None = None,
     ) -> None:
-        self.spec, self.num_processes, self.num_images, self.kept = (
-            spec,
-            num_processes,
-            num_images,
-            kept,
-        )
+        self.spec, self.num_processes = spec, num_processes
+        self.num_images, self.kept = num_images, kept
         self._own = PerProcess(_Workers)
         weakref.finalize(self, _end_all, self._own)
 

@@ -123,10 +123,8 @@ class BlockLayout:
         first = np.maximum(starts, begin)
         last = np.minimum(starts + self._sizes(blocks), end) - 1
         numbers = self.selection.num_before(self._id_ranges(blocks)[0]) - starts
-        start, stop = (
-            self.selection.id_of(numbers + first),
-            self.selection.id_of(numbers + last) + 1,
-        )
+        start = self.selection.id_of(numbers + first)
+        stop = self.selection.id_of(numbers + last) + 1
         num_samples = last + 1 - first
         # quarantine makes no gaps
         if self.selection.digest and (stop - start > (1 + GAP_SHARE) * num_samples).any():

@@ -193,10 +193,8 @@ def _fit_lanes(room: int, block_size: int, options: OrderOptions) -> int:
     Grows with the batch while half of the readers, after a loss, could still hold all lanes with
     the full window.
     """
-    world_size, size = (
-        options.world_size,
-        max(1, options.global_batch_size // options.augment_repeats),
-    )
+    world_size = options.world_size
+    size = max(1, options.global_batch_size // options.augment_repeats)
     most, wide = (
         world_size * (room // held) for held in (block_size, 2 * (block_size + DEFAULT_WINDOW))
     )

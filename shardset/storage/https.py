@@ -186,18 +186,16 @@ def _credentials(host: str) -> dict[str, str]:
             return {found[2]: found[3]}
     file = os.path.expanduser(os.environ.get("NETRC", "~/.netrc"))
     try:
-        login, _, password = (
-            netrc(file).hosts.get(host, (None, None, None)) if os.path.exists(file) else (None,) * 3
-        )
+        login = netrc(file).hosts.get(host) if os.path.exists(file) else None
     except (OSError, UnicodeDecodeError, NetrcParseError) as error:
         raise ConfigError(
             f"{file}: can't be read as netrc ({type(error).__name__}); mend or remove it"
         ) from None
-    return (
-        {"Authorization": f"Basic {b64encode(f'{login}:{password}'.encode()).decode()}"}
-        if password
-        else {}
-    )
+    user, _, password = login or ("", "", "")
+    if not password:
+        return {}
+    token = b64encode(f"{user}:{password}".encode()).decode()
+    return {"Authorization": f"Basic {token}"}
 
 
 @PerProcess

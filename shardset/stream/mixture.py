@@ -123,10 +123,8 @@ class MixedStream:
                 " Stream"
             )
         self._shares, self._seed, self._budget_bytes = shares, seed, budget_bytes
-        self._image, self._options = (
-            choose_image(image, image_size, seed, has_views="views" in options),
-            options,
-        )
+        self._image = choose_image(image, image_size, seed, has_views="views" in options)
+        self._options = options
         self._global_batch_size, self._rank, self._world_size = global_batch_size, rank, world_size
         self._num_lanes = None if num_lanes is None else require_int("num_lanes", num_lanes)
         num_samples = max(1, global_batch_size // options.get("augment_repeats", 1))
@@ -173,11 +171,8 @@ class MixedStream:
         return streams
 
     def _open_set(self, number: int, lanes: Sequence[int]) -> Stream:
-        share, num_own, num_items = (
-            self._shares[number],
-            lanes[number],
-            self._global_batch_size // sum(lanes),
-        )
+        share, num_own = self._shares[number], lanes[number]
+        num_items = self._global_batch_size // sum(lanes)
         size, begin = num_own * num_items, sum(lanes[:number]) * num_items
         part = rank_part(self._global_batch_size, self._rank, self._world_size)
         stream = Stream(

@@ -156,12 +156,8 @@ class Stream:
 
     def _use(self, source: StreamSource) -> None:
         self.spec, self.source, self.aids = source.spec, source, open_decode_aids(source)
-        self.manifest, self.split, self.order, self.memory = (
-            source.manifest,
-            source.split,
-            source.order,
-            source.memory,
-        )
+        self.manifest, self.split = source.manifest, source.split
+        self.order, self.memory = source.order, source.memory
         _log.info("%s %s: %s", source.table.storage.url, source.spec.split, self.memory)
 
     def __len__(self) -> int:

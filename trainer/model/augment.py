@@ -45,10 +45,8 @@ def mix_row(mixup: float, cutmix: float, size: int, key: int) -> np.ndarray:
     if cutmix and (not mixup or draw.random() < 0.5):
         half = size * (1 - draw.beta(cutmix, cutmix)) ** 0.5 / 2
         middle = draw.integers(0, size, 2)
-        low, high = (
-            np.clip(np.round(middle - half), 0, size),
-            np.clip(np.round(middle + half), 0, size),
-        )
+        low = np.clip(np.round(middle - half), 0, size)
+        high = np.clip(np.round(middle + half), 0, size)
         return np.array([1, low[0], high[0], low[1], high[1]], dtype=np.float32)
     return np.array([draw.beta(mixup, mixup), 0, 0, 0, 0], dtype=np.float32)
 

@@ -30,9 +30,9 @@ def set_flags(*, tf32: bool) -> None:
 
 def compile_obstacle(device: torch.device) -> str | None:
     """Why torch.compile can make no kernels for a device on this machine; None if it can."""
-    variable, names = (
-        ("CC", ("gcc", "clang")) if device.type == "cuda" else ("CXX", ("g++", "clang++"))
-    )
+    variable, names = "CXX", ("g++", "clang++")
+    if device.type == "cuda":
+        variable, names = "CC", ("gcc", "clang")
     if variable not in os.environ and not any(map(shutil.which, names)):
         return f"it needs a compiler, {' or '.join(names)}, or the path of one in {variable}"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():

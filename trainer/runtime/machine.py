@@ -39,11 +39,8 @@ def machine() -> Machine:
     num_processes = int(os.environ.get("WORLD_SIZE", "1"))
     if torch.cuda.is_available() and os.environ.get("PJRT_DEVICE") in (None, "CUDA"):
         properties = torch.cuda.get_device_properties(0)
-        device, name, precision = (
-            "cuda",
-            str(properties.name),
-            precision_of((properties.major, properties.minor)),
-        )
+        device, name = "cuda", str(properties.name)
+        precision = precision_of((properties.major, properties.minor))
     elif num_chips() and os.environ.get("PJRT_DEVICE") in (None, "TPU"):
         device, name, precision = "tpu", "TPU", "bf16"
     else:

@@ -178,10 +178,8 @@ def with_view(
             f"{url}: is a view of the set with digest {head.parent_digest[:12]}…, but"
             f" {loaded.storage.url} has {whole.digest[:12]}…; name that set, or make the view again"
         )
-    of, others = (
-        whole.split(head.split),
-        {name: one for name, one in whole.splits.items() if name != head.split},
-    )
+    of = whole.split(head.split)
+    others = {name: one for name, one in whole.splits.items() if name != head.split}
     if taken := rows.keys() & others.keys():
         raise ConfigError(
             f"{url}: the set has a split {min(taken)!r} already; give the view's another name"
