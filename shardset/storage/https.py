@@ -194,8 +194,7 @@ def _credentials(host: str) -> dict[str, str]:
     user, _, password = login or ("", "", "")
     if not password:
         return {}
-    token = b64encode(f"{user}:{password}".encode()).decode()
-    return {"Authorization": f"Basic {token}"}
+    return {"Authorization": f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"}
 
 
 @PerProcess
