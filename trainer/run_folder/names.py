@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from shardset.errors import ConfigError
 from shardset.storage.base import Storage
-from trainer.config import TrainConfig
+from shardset.storage.open import is_address
+from trainer.config import TrainConfig, not_a_run
 
 METRICS = "metrics.jsonl"
 LOGS = "logs/"
@@ -65,10 +65,7 @@ def merged_logs(storage: Storage) -> list[str]:
         if (match := _LOG_NAME.fullmatch(stat.name))
     ]
     if not logs:
-        raise ConfigError(
-            f"{storage.url}: no {log_name(0)} there, expected the folder of a run; give the"
-            " --run-dir of `shardset train`"
-        )
+        raise not_a_run(storage, log_name(0))
     lines = []
     for host, name in logs:
         last = ""
@@ -83,8 +80,12 @@ def merged_logs(storage: Storage) -> list[str]:
 
 def from_anywhere(config: TrainConfig) -> TrainConfig:
     """The config with absolute local paths, so that it can be read from any folder."""
-    urls = {name: getattr(config, name) for name in ("manifest", "cache_dir")}
-    local = {name: os.path.abspath(url) for name, url in urls.items() if url and "://" not in url}
-    sets = config.mix.split(";") if config.mix else []
-    mix = ";".join(one if "://" in one else os.path.abspath(one) for one in sets)
-    return replace(config, mix=mix or None, **local)
+    manifest = config.manifest and absolute(config.manifest)
+    cache_dir = config.cache_dir and absolute(config.cache_dir)
+    mix = config.mix and ";".join(map(absolute, config.mix.split(";")))
+    return replace(config, manifest=manifest, cache_dir=cache_dir, mix=mix)
+
+
+def absolute(url: str) -> str:
+    """An address as it is, a local path from the root of the disk."""
+    return url if is_address(url) else os.path.abspath(url)

@@ -10,6 +10,7 @@ from typing import Any
 
 from shardset.errors import ConfigError, missing_library
 from trainer.config import TrainConfig, to_dict
+from trainer.run_folder.names import absolute
 
 EVENTS = "tensorboard"
 FLUSH_S = 5
@@ -57,5 +58,4 @@ def start_wandb(config: TrainConfig, folder: Path) -> Any:
 
 def run_id(config: TrainConfig) -> str:
     """The same for all runs in a run folder."""
-    url = config.run_dir if "://" in config.run_dir else os.path.abspath(config.run_dir)
-    return hashlib.sha256(url.encode()).hexdigest()[:16]
+    return hashlib.sha256(absolute(config.run_dir).encode()).hexdigest()[:16]

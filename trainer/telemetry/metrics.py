@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TextIO
 
 import msgspec
-from msgspec.structs import asdict
 
 from shardset.errors import printable
 from shardset.prepared import prepared
@@ -126,7 +125,8 @@ def line_of(record: Record) -> str:
 
     People count epochs from 1.
     """
-    values = asdict(record)
+    values = msgspec.to_builtins(record)
+    kind = values.pop("kind")
     values |= {
         name: values[name] + 1 for name in ("epoch", "best_epoch") if values.get(name) is not None
     }
@@ -134,11 +134,7 @@ def line_of(record: Record) -> str:
         name: f"{value:.6g}" if isinstance(value, float) else value
         for name, value in values.items()
     }
-    return " ".join([_kind(record), *(f"{name}={text}" for name, text in texts.items())])
-
-
-def _kind(record: Record) -> str:
-    return str(record.__struct_config__.tag)
+    return " ".join([kind, *(f"{name}={text}" for name, text in texts.items())])
 
 
 def advice(input_wait_percent: float) -> str | None:
@@ -185,7 +181,8 @@ class RunLog:
         _append(self._log, f"{now} {line}")
         if self._prints_records:
             self._print(line)
-        kind, values = _kind(record), asdict(record)
+        values = msgspec.to_builtins(record)
+        kind = values["kind"]
         if self._lines:
             _append(self._lines, json.dumps({"kind": kind, "time": now, **values}))
         if self._events and not isinstance(record, FinalRecord):
