@@ -15,7 +15,7 @@ from pipelines.images.encode import encode, thumbnail_of
 from pipelines.images.options import ImageOptions
 from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec, decode, image_size
-from shardset.decode.workers import DecodeCrops, DecodeWhole
+from shardset.decode.workers import DecodeTask
 from shardset.format.images.orientation import orientation_of
 from shardset.settings import with_values
 from tests.makers import odd_images
@@ -82,7 +82,7 @@ def test_processes_that_decode_turn_images_too_and_leave_them_where_that_is_not_
     rows, drawn = np.zeros((1, 24, 24, 3), np.uint8), np.full((1, 3), 0.5)
     for upright in (True, False):
         spec = ImageSpec(size=24, crop=PadCrop(0), upright=upright)
-        for task in (DecodeWhole((255,) * 3, upright), DecodeCrops(spec)):
+        for task in (DecodeTask((255,) * 3, upright), DecodeTask((255,) * 3, upright, spec)):
             assert task.decode(rows, np.array([0]), [data], drawn).all()
             np.testing.assert_array_equal(rows[0], decode(data, upright=upright))
     # Pillow turns it anyway

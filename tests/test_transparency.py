@@ -17,7 +17,7 @@ from pipelines.images.encode import encode, thumbnail_of
 from pipelines.images.options import ImageOptions
 from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec, decode, decode_into
-from shardset.decode.workers import DecodeWhole
+from shardset.decode.workers import DecodeTask
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format.images.background import (
@@ -152,7 +152,7 @@ def test_a_crop_and_a_whole_image_of_a_process_show_the_background():
         decode_into(rows[0], data, spec, np.full(23, 0.5))
         assert (rows == background).all()
         rows[:] = 0
-    assert DecodeWhole(background).decode(rows, np.arange(1), [data], np.zeros((1, 0))).all()
+    assert DecodeTask(background).decode(rows, np.arange(1), [data], np.zeros((1, 0))).all()
     assert (rows == background).all()
 
 

@@ -70,13 +70,14 @@ class SharedImages:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeWhole:
-    """Decodes images of the wanted size, on a background and upright if that is wanted; leaves
-    others.
+class DecodeTask:
+    """Decodes images of the wanted size, on a background and upright if that is wanted, and leaves
+    others. With `spec`, it crops all images by that.
     """
 
     background: Background
     upright: bool = True
+    spec: "ImageSpec | None" = None
 
     def decode(
         self,
@@ -88,8 +89,16 @@ class DecodeWhole:
         """Decodes the contents into `images_NHWC[numbers]`; returns which could be decoded: bool
         [n].
         """
-        pairs = zip(numbers.tolist(), contents, strict=True)
-        return np.array([self._decode_into(images_NHWC[n], data) for n, data in pairs], np.bool_)
+        spec, done = self.spec, np.zeros(len(contents), np.bool_)
+        if spec is None or spec.crop.keeps_size(spec.size):
+            pairs = zip(numbers.tolist(), contents, strict=True)
+            done[:] = [self._decode_into(images_NHWC[n], data) for n, data in pairs]
+        if spec is not None:
+            whole = numbers[done]
+            spec.crop.put_many(images_NHWC, whole, images_NHWC, whole, drawn[done])
+            for at in np.flatnonzero(~done).tolist():
+                done[at] = _crop_into(images_NHWC[numbers[at]], contents[at], spec, drawn[at])
+        return done
 
     def _decode_into(self, image: np.ndarray, data: bytes) -> bool:
         pixels = None
@@ -115,41 +124,16 @@ class DecodeWhole:
             return None
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeCrops:
-    """Decodes images and crops them by `spec`."""
+def _crop_into(row: np.ndarray, data: bytes, spec: "ImageSpec", drawn: np.ndarray) -> bool:
+    from shardset.decode.crops import use_one_opencv_thread
+    from shardset.decode.image import decode_into
 
-    spec: "ImageSpec"
-
-    def decode(
-        self,
-        images_NHWC: np.ndarray,
-        numbers: np.ndarray,
-        contents: Sequence[bytes],
-        drawn: np.ndarray,
-    ) -> np.ndarray:
-        done = np.zeros(len(contents), np.bool_)
-        if self.spec.crop.keeps_size(self.spec.size):
-            done = DecodeWhole(self.spec.background, self.spec.upright).decode(
-                images_NHWC, numbers, contents, drawn
-            )
-            self.spec.crop.put_many(
-                images_NHWC, numbers[done], images_NHWC, numbers[done], drawn[done]
-            )
-        for at in np.flatnonzero(~done).tolist():
-            done[at] = self._crop_into(images_NHWC[numbers[at]], contents[at], drawn[at])
-        return done
-
-    def _crop_into(self, row: np.ndarray, data: bytes, drawn: np.ndarray) -> bool:
-        from shardset.decode.crops import use_one_opencv_thread
-        from shardset.decode.image import decode_into
-
-        use_one_opencv_thread()
-        try:
-            decode_into(row, data, self.spec, drawn)
-        except UndecodableImage:
-            return False
-        return True
+    use_one_opencv_thread()
+    try:
+        decode_into(row, data, spec, drawn)
+    except UndecodableImage:
+        return False
+    return True
 
 
 class WorkerPool:
@@ -178,8 +162,8 @@ class WorkerPool:
         own = self._own()
         with own.lock:
             own.all = [worker for worker in own.all if not worker.is_lost]
-            whole = DecodeWhole(self.spec.background, self.spec.upright)
-            task = DecodeCrops(self.spec) if self.kept is None else whole
+            crops = self.spec if self.kept is None else None
+            task = DecodeTask(self.spec.background, self.spec.upright, crops)
             while len(own.all) < self.num_processes:
                 images = self.kept or SharedImages(self.num_images, self.spec.size)
                 own.all.append(Worker(images, task))
@@ -214,7 +198,7 @@ class _Workers:
 class Worker:
     """One process, the socket to it and the images that it fills."""
 
-    def __init__(self, images: SharedImages, task: DecodeWhole | DecodeCrops) -> None:
+    def __init__(self, images: SharedImages, task: DecodeTask) -> None:
         self.images_NHWC, self._images, self._task = images.images_NHWC, images, task
         self._socket, theirs = socket.socketpair()
         self._stream = self._socket.makefile("rwb")
@@ -253,7 +237,7 @@ class Worker:
 
         Raises DecoderLost.
         """
-        drawn = drawn if isinstance(self._task, DecodeCrops) else drawn[:, :0]
+        drawn = drawn if self._task.spec else drawn[:, :0]
         sizes = list(map(len, contents))
         return np.frombuffer(self._answer(numbers, sizes, b"".join(contents), drawn), np.bool_)
 
@@ -292,7 +276,7 @@ def work(given: str) -> None:
     """
     # a run that is told to stop takes its last batches first
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    task: DecodeWhole | DecodeCrops
+    task: DecodeTask
     fd, images_fd, size, task = pickle.loads(bytes.fromhex(given))
     images_NHWC = _map_images(images_fd, size)
     with (
