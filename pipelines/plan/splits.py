@@ -56,7 +56,10 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
     for split in total.splits.values():
         totals.update(split.strata)
     classes = _classes(build, max(totals))
-    on_labels = _label_notes(build, config, totals, classes)
+    # an append counts the labels of the set as used
+    known = range(build.appends.num_classes if build.appends else 0)
+    largest = len(classes) - 1 if are_numbers(classes) else NO_LABEL
+    on_labels = notes_on(config.input, dict.fromkeys(known, 0) | totals, largest, build.looked_for)
     lost = [one.name for one in classes if one.label not in totals]
     if config.source == "folder" and lost and not config.append:
         raise SourceError(
@@ -75,13 +78,11 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
         fixes={fix: number for fix, number in total.fixes.items() if fix not in _NOTES},
         num_rejected=sum(count.num_rejected for count in total.splits.values()),
         num_units=build.num_units,
-        notes=[
-            *build.notes,
-            *on_labels,
-            *_notes(total, config),
-        ],
+        notes=[*build.notes, *on_labels, *_notes(total, config)],
     )
-    plan = msgspec.structs.replace(plan, digest=_digest(plan, config))
+    identity = [msgspec.to_builtins(plan), config.what_decides_bytes(), ORDER_VERSION]
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    plan = msgspec.structs.replace(plan, digest=digest)
     files.write(paths.PLAN, encode_record(plan))
     return plan
 
@@ -129,20 +130,6 @@ def _refuse_unknown_shards(
             raise ConfigError(f"--only-shards {name}:{number}: no such shard, only {there}")
 
 
-def _label_notes(
-    build: BuildFile,
-    config: BuildConfig,
-    totals: Counter[int],
-    classes: Sequence[ClassInfo],
-) -> list[str]:
-    """Sentences on labels that no sample has, if numbers name the classes, and on samples without a
-    label.
-    """
-    known = range(build.appends.num_classes if build.appends else 0)
-    largest = len(classes) - 1 if are_numbers(classes) else NO_LABEL
-    return notes_on(config.input, dict.fromkeys(known, 0) | totals, largest, build.looked_for)
-
-
 def _classes(build: BuildFile, max_label: int) -> list[ClassInfo]:
     if build.classes is None:
         return class_infos(list(map(str, range(max_label + 1))))
@@ -175,8 +162,3 @@ def _notes(total: UnitSummary, config: BuildConfig) -> Iterator[str]:
     if total.num_known:
         skipped = count(total.num_known, "sample")
         yield f"{skipped} skipped, because the set has their {config.append}"
-
-
-def _digest(plan: PlanFile, config: BuildConfig) -> str:
-    identity = [msgspec.to_builtins(plan), config.what_decides_bytes(), ORDER_VERSION]
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()

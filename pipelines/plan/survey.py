@@ -7,7 +7,7 @@ would be.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import IO
 
 from pipelines.plan import paths
@@ -42,9 +42,9 @@ class WrittenUnits:
     blocks.
     """
 
-    num_units: int = 0
-    digest: str = ""
-    blocks: list[UnitRef] = field(default_factory=list)
+    num_units: int
+    digest: str
+    blocks: list[UnitRef]
 
 
 def write_units(
