@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from shlex import quote
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -85,13 +84,7 @@ class Run:
         self._log.note(f"trainer {__version__}, {devices}", f": {configs.to_json(self.config)}")
         self.steps_per_epoch = len(self.data.train)
         self._rate_at = schedule.of(self.config, self.steps_per_epoch)
-        self._telemetry = Telemetry(
-            self.runtime,
-            self.config,
-            self._log,
-            self.data,
-            self._rate_at,
-        )
+        self._telemetry = Telemetry(self.runtime, self.config, self._log, self.data, self._rate_at)
         self._identity = identity_of(self.config, self.data)
         state = self._load_checkpoint()
         for text in doubts_about(self.config, self.data, self._rate_at, state):
@@ -102,7 +95,6 @@ class Run:
         self._folder.write_records(
             self.config, order, self.data.class_names, is_done=self.is_done()
         )
-        self._mix = augment.mix_of(self.config)
         self._writer = None
         if self.runtime.is_master:
             # Metrics are flushed before the commit: after a kill the resumed run would leave a gap
@@ -121,18 +113,13 @@ class Run:
     def __enter__(self) -> "Run":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # First: from here on nothing is computed together, while the last checkpoint may take
         # minutes to write.
         self.runtime.heartbeat.leave(error)
         if error is not None:
             self._log.log_error(error)
-        self._exits.__exit__(kind, error, trace)
+        self._exits.close()
 
     # --- what is due ------------------------------------------------------------------------------
 
@@ -314,7 +301,7 @@ class Run:
         num_steps = self.config.epochs * self.steps_per_epoch
         stop = min(self.config.max_steps or num_steps, num_steps)
         for epoch, step, batch in steps_of(self.data.train, self.position.step, stop):
-            yield epoch, step, self._mix(batch, epoch, step)
+            yield epoch, step, augment.with_mix(self.config, batch, epoch, step)
 
     def _report_pending(self) -> None:
         self._telemetry.report(self.position.step, with_newest=True)

@@ -49,11 +49,11 @@ def plain_run(
 
 def batches_of(config: TrainConfig) -> Iterator[Batch]:
     """The global batches of a run in order; `mix` is the row of how the batch is mixed."""
-    stream, mix = open_data(config, 0, 1).train, augment.mix_of(config)
+    stream = open_data(config, 0, 1).train
     for epoch, step, batch in stream.run(
         iter([(epoch, range(len(stream))) for epoch in range(config.epochs)])
     ):
-        whole: dict[str, Any] = mix(dict(batch), epoch, step)
+        whole: dict[str, Any] = augment.with_mix(config, dict(batch), epoch, step)
         names = ("image", "label", "weight", "flip", "mix")
         yield {name: torch.as_tensor(whole[name]) for name in names if name in whole}
 

@@ -16,7 +16,7 @@ from torch import nn
 from shardset.errors import ConfigError
 from tests.makers.models import batch_of
 from trainer.config import ModelConfig, OptimizerConfig, RegularizeConfig
-from trainer.model.augment import mix_of
+from trainer.model.augment import with_mix
 from trainer.model.learner import Learner
 from trainer.recipes import digits_smoke
 from trainer.runtime.base import Single
@@ -147,7 +147,7 @@ def _step(spmd, config):
     for runtime in (spmd, Single("fp32")):
         learner = Learner(runtime, config, 10, None)
         for step, rate in enumerate(STEP_RATES):
-            batch = mix_of(config)(_batch(16, step), 0, step)
+            batch = with_mix(config, _batch(16, step), 0, step)
             placed = {name: torch.as_tensor(value) for name, value in batch.items()}
             learner.train_step(runtime.to_device(placed), rate, key=step)
         states.append(learner.state())

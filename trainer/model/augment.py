@@ -4,7 +4,6 @@ On the host: how a batch is mixed (the stream has cropped the images and says wh
 On the device: uint8 NHWC to normalised float NCHW, the mirroring and the mixing.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,21 +16,16 @@ from trainer.config import Channels, ImageConfig, Spread, TrainConfig
 PLAIN = ImageConfig()
 
 
-def mix_of(config: TrainConfig) -> Callable[[dict[str, Any], int, int], dict[str, Any]]:
-    """A function that adds `mix` (float32 [B, 5], see `mix_row`) to a batch of (epoch, step), for
-    mixup and cutmix.
+def with_mix(config: TrainConfig, batch: dict[str, Any], epoch: int, step: int) -> dict[str, Any]:
+    """The batch of (epoch, step) with `mix` (float32 [B, 5], see `mix_row`) for mixup and cutmix.
 
     The choice depends on (seed, epoch, step), never on the replica; see `partners`.
     """
     mixup, cutmix = config.regularize.mixup, config.regularize.cutmix
-
-    def mix(batch: dict[str, Any], epoch: int, step: int) -> dict[str, Any]:
-        if not (mixup or cutmix):
-            return batch
-        row = mix_row(mixup, cutmix, config.image.size, derive_key(config.seed, "mix", epoch, step))
-        return {**batch, "mix": np.tile(row, (len(batch["label"]), 1))}
-
-    return mix
+    if not (mixup or cutmix):
+        return batch
+    row = mix_row(mixup, cutmix, config.image.size, derive_key(config.seed, "mix", epoch, step))
+    return {**batch, "mix": np.tile(row, (len(batch["label"]), 1))}
 
 
 def mix_row(mixup: float, cutmix: float, size: int, key: int) -> np.ndarray:

@@ -1,5 +1,6 @@
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -43,9 +44,8 @@ def test_a_cutmix_box_stays_inside_the_image() -> None:
 
 def test_mixing_depends_on_the_step_and_not_on_the_replica_and_is_only_done_if_asked_for() -> None:
     small, large = ({"label": np.zeros(size)} for size in (2, 4))
-    mix = augment.mix_of(
-        replace(TrainConfig(seed=3), regularize=RegularizeConfig(mixup=0.2, cutmix=1.0))
-    )
+    regularize = RegularizeConfig(mixup=0.2, cutmix=1.0)
+    mix = partial(augment.with_mix, replace(TrainConfig(seed=3), regularize=regularize))
     assert np.array_equal(mix(small, 1, 5)["mix"][0], mix(large, 1, 5)["mix"][3])
     assert not np.array_equal(mix(small, 1, 5)["mix"], mix(small, 1, 6)["mix"])
-    assert augment.mix_of(TrainConfig())(small, 0, 0) is small
+    assert augment.with_mix(TrainConfig(), small, 0, 0) is small

@@ -45,9 +45,10 @@ def config_of(**changes: Any) -> TrainConfig:
 
 
 def batches(config):
-    mix, found = augment.mix_of(config), []
+    found = []
     for step in range(STEPS):
-        whole = mix(batch_of(8, size=16, classes=CLASSES, seed=step), 0, step)
+        batch = batch_of(8, size=16, classes=CLASSES, seed=step)
+        whole = augment.with_mix(config, batch, 0, step)
         found.append({name: torch.as_tensor(value) for name, value in whole.items()})
     return found
 
