@@ -49,11 +49,11 @@ def curves(title: str, series: Mapping[str, Sequence[Point]], *, x_label: str) -
     )
 
 
-def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """About `wanted` round numbers, at least two, that span [low, high]."""
+def ticks(low: float, high: float) -> list[float]:
+    """About five round numbers, at least two, that span [low, high]."""
     if not high - low > 1e-9 * abs(low):
         high = low + (abs(low) or 1.0)
-    rough = (high - low) / (wanted - 1)
+    rough = (high - low) / 4
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

@@ -170,7 +170,7 @@ def _port(address: tuple[str, int], timeout_s: float) -> PortState:
     return "open"
 
 
-def decode_rate(config: TrainConfig, duration_s: float = RATE_S) -> float:
+def decode_rate(config: TrainConfig) -> float:
     """Training images per second that this host reads and decodes after the first batch.
 
     Raises ShardsetError.
@@ -184,7 +184,7 @@ def decode_rate(config: TrainConfig, duration_s: float = RATE_S) -> float:
     batches = stream.run((epoch, range(len(stream))) for epoch in itertools.count())
     next(batches)  # waits for indexes and connections, so it does not count
     start, num_images, seconds = time.perf_counter(), 0, 0.0
-    while seconds < duration_s:
+    while seconds < RATE_S:
         _, _, batch = next(batches)
         num_images += int((batch["weight"] > 0).sum())
         seconds = time.perf_counter() - start
