@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlencode, urlsplit
 
@@ -65,8 +65,8 @@ def send(
     path: str,
     where: str,
     *,
-    params: Mapping[str, str] = MappingProxyType({}),
-    headers: Mapping[str, str] = MappingProxyType({}),
+    params: Mapping[str, str] = {},
+    headers: Mapping[str, str] = {},
     body: Callable[[], Iterator[bytes] | None] = lambda: None,
 ) -> urllib3.BaseHTTPResponse:
     """The response to one request, its body unread; raises TransientError if another try may help,
