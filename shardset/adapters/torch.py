@@ -164,13 +164,12 @@ class StepDataset(IterableDataset[dict[str, Any]]):
             Numbers, strings, lists and dicts by name.
         """
         place = self._place or self._start()
-        state = self.stream.state(place.epoch, min(place.step, len(self.stream)))
-        given = {
+        return {
+            "stream": self.stream.state(place.epoch, min(place.step, len(self.stream))),
             "num_given": place.num_given,
             "worker": list(place.worker),
             "batch_sizes": self._batch_sizes(),
         }
-        return {"stream": state, **given}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Has the next iteration continue at a position.
