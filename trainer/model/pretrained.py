@@ -97,9 +97,7 @@ def load_file(model: nn.Module, path: str) -> None:
     weights = _weights_in(path)
     own = model.state_dict()
     layers = heads_of(model, type(model).__name__) if hasattr(model, "get_classifier") else []
-    heads = tuple(
-        f"{name}." for name, module in model.named_modules() if any(module is one for one in layers)
-    )
+    heads = tuple(f"{name}." for name, module in model.named_modules() if module in layers)
     wanted = {
         name: value
         for name, value in weights.items()
