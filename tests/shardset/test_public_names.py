@@ -13,27 +13,27 @@ from tests.makers.documented import REPOSITORY, start
 
 DECODERS = ["cv2", "kornia_rs", "pyspng", "simplejpeg"]
 OTHERS = ["apache_beam", "jinja2", "jpegio", "scipy", "timm", "torch", "torchvision", "webdataset"]
-LACKS = r".*\nshardset.errors.MissingLibrary: the library .*`pip install 'shardset\[read\]'`.*"
+LACKS = r".*\nshardset.errors.MissingLibrary: the library .*`pip install 'shardset\[read\]'`.*\n"
+URL = r"<class .*> memory://a\n"
 
 
 @pytest.mark.parametrize(
-    ("missing", "names", "error"),
+    ("missing", "code", "printed", "error"),
     [
-        (
-            DECODERS + OTHERS,
-            "Manifest, open_storage; open_storage('memory://a').write('b', b'')",
-            "",
-        ),
-        (OTHERS, "Stream, ImageSpec", ""),
-        (DECODERS, "Stream", LACKS),
-        (DECODERS, "ImageSpec", LACKS),
+        (DECODERS + OTHERS, "shardset.Manifest, shardset.open_storage('memory://a').url", URL, ""),
+        (OTHERS, "shardset.Stream, shardset.ImageSpec", r"<class .*> <class .*>\n", ""),
+        (DECODERS, "shardset.Stream", "", LACKS),
+        (DECODERS, "shardset.ImageSpec", "", LACKS),
     ],
 )
-def test_the_library_needs_the_base_requirements_and_the_reader_its_extra(missing, names, error):
+def test_the_library_needs_the_base_requirements_and_the_reader_its_extra(
+    missing, code, printed, error
+):
     block = f"import sys; sys.modules.update(dict.fromkeys({missing}))"
-    done = start([sys.executable, "-c", f"{block}; from shardset import {names}"], REPOSITORY)
+    done = start([sys.executable, "-c", f"{block}; import shardset; print({code})"], REPOSITORY)
     assert re.fullmatch(error, done.stderr, re.S), done.stderr
     assert done.returncode == bool(error)
+    assert re.fullmatch(printed, done.stdout)
 
 
 @pytest.mark.parametrize("name", shardset.__all__)

@@ -74,4 +74,5 @@ def test_the_newest_torch_chooses_no_torch_xla_of_another_version(
 def test_a_program_that_ends_says_no_more_than_its_own_words(newest: str) -> None:
     command = [newest, "-m", "trainer", "predict", "--from", "nothing", "photo.png"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.stderr.count("\n") == 1
+    expected = "no config.json there, expected the folder of a run; give the --run-dir of"
+    assert done.stderr == f"ConfigError: {REPOSITORY}/nothing: {expected} `shardset train`\n"

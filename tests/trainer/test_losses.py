@@ -122,7 +122,8 @@ def test_an_evaluation_says_the_accuracy_of_each_class_and_the_page_shows_the_wo
     recorded: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main(["evaluate", "--run-dir", str(recorded)]) == OK
-    first, *lines = capsys.readouterr().out.splitlines()
+    first, _, head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["right", "samples", "label", "class", "mistakes"]
     found = re.findall(r"([0-9.]+)% +([0-9]+) ", "".join(lines))
     shares = [(float(share) / 100, int(number)) for share, number in found]
     assert sum(number for _, number in shares) == NUM_EVAL

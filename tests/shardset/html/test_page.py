@@ -11,6 +11,11 @@ from PIL import Image
 
 from shardset.html import page
 
+NUMBERS = (
+    "device epoch global_step samples loss top1 top5 seconds compilations busy_percent"
+    " input_wait_percent reduced_global_rate rate_per_device"
+)
+
 
 def run_of(text: str, **values: object) -> SimpleNamespace:
     """A run whose model, set and address are called so."""
@@ -37,9 +42,11 @@ def rendered(**values: object) -> str:
 
 def test_what_is_put_in_is_escaped_everywhere():
     evil = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
+    record = SimpleNamespace(**dict.fromkeys(NUMBERS.split(), 0), split=evil)
+    tables = {"evaluations": [record], "epochs": [record], "worst": [(None, evil, [evil])]}
     text = rendered(
         settings=[(evil, evil)], changed=[(evil, evil)],
-        run=run_of(evil, worst=[(None, evil, [evil])]),
+        run=run_of(evil, **tables), advice=lambda percent: evil,
     )  # fmt: skip
     assert "<script" not in text
     assert "<img" not in text
