@@ -126,7 +126,7 @@ def contexts() -> list[int]:
     gigabyte.
     """
     # Asking by other functions would open one.
-    has_context = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]  # needs CUDA
+    has_context = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]  # in no stub
     return [number for number in range(torch.cuda.device_count()) if has_context(number)]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from benchmarks.measuring import parser_of
-from shardset import Writer
+from shardset import Stream, Writer
 from shardset.storage.open import open_storage
 from tests.makers.training import read_records
 from trainer import loop
@@ -92,7 +92,9 @@ def trained(
     with contextlib.redirect_stdout(None):
         launch(config, loop.train)
     accuracy = read_records(folder / "run", "eval")[-1]["top1"]
-    timetable = explain.timetable_of(*explain.opened(str(folder / "run")))  # type: ignore[arg-type]
+    config, stream = explain.opened(str(folder / "run"))
+    assert isinstance(stream, Stream)
+    timetable = explain.timetable_of(config, stream)
     found = explain.explain_losses(timetable, open_storage(str(folder / "run")), num_worst)
     return accuracy, [int(row["key"]) for row in found.rows]
 

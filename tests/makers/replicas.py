@@ -39,7 +39,7 @@ def _replica(index: int, replicas: int, config_json: str) -> None:
     from trainer.runtime.launch import run_replica
 
     with _patching:
-        if not hasattr(torch_xla.sync, "serialised"):
+        if torch_xla.sync.__name__ != "serialised_sync":
             torch_xla.sync = _serialised(torch_xla.sync, replicas)
     run_replica(index, loop.train, configs.from_dict(json.loads(config_json)))
 
@@ -47,13 +47,12 @@ def _replica(index: int, replicas: int, config_json: str) -> None:
 def _serialised(original: Any, replicas: int) -> Any:
     barrier, lock = threading.Barrier(replicas), threading.Lock()
 
-    def sync(*args: Any, **options: Any) -> None:
+    def serialised_sync(*args: Any, **options: Any) -> None:
         barrier.wait(timeout=600)
         with lock:
             original(*args, **options)
 
-    sync.serialised = True  # type: ignore[attr-defined]
-    return sync
+    return serialised_sync
 
 
 if __name__ == "__main__":

@@ -435,8 +435,8 @@ def _installed(simulation: Baton) -> Iterator[None]:
     simulated: list[tuple[Any, str, Callable[..., Any]]] = [
         (threading, "Lock", _Lock),
         (threading, "_allocate_lock", _Lock),
-        (threading, "RLock", threading._PyRLock),  # type: ignore[attr-defined]
-        (queue, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
+        (threading, "RLock", threading._PyRLock),  # type: ignore[attr-defined]  # in no stub
+        (queue, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]  # in no stub
         (time, "sleep", sleep),
         (time, "monotonic", clock),
         (time, "perf_counter", clock),

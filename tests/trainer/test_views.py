@@ -10,6 +10,7 @@ from shardset.errors import ConfigError
 from shardset.format.manifest import load
 from shardset.program import OK
 from shardset.storage.open import open_storage
+from shardset.stream.stream import Stream
 from tests.makers.training import read_records, shard_set, tiny_config
 from tests.makers.views import put_view
 from trainer import loop
@@ -39,7 +40,9 @@ def test_a_run_trains_on_a_view_and_is_explained(view: str, tmp_path: Path) -> N
     [epoch], [evaluation] = read_records(tmp_path, "epoch"), read_records(tmp_path, "eval")
     assert (epoch["samples"], evaluation["samples"]) == (len(KEPT), len(KEPT))
     assert json.loads((tmp_path / "order.json").read_text())["view"] == load(view).digest
-    timetable = timetable_of(*opened(str(tmp_path)))  # type: ignore[arg-type]  # no mixture
+    config, stream = opened(str(tmp_path))
+    assert isinstance(stream, Stream)
+    timetable = timetable_of(config, stream)
     assert timetable.num_steps == 6
     rows = explain_step(timetable, 0).rows
     assert {row["label"] for row in rows} == {3}

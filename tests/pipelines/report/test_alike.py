@@ -32,15 +32,11 @@ def pairs(greys: list[np.ndarray], splits: list[int]) -> list[tuple[int, int]]:
 
 
 def test_equal_images_have_the_same_checksum_and_size_and_show_every_split_and_label_first():
-    columns = {
-        "image_crc32c": [5, 6, 5, 5, 6, 7, 5],
-        "image_bytes": [10, 10, 10, 11, 10, 10, 10],
-        "split": [0, 0, 0, 0, 0, 0, 1],
-        "label": [1, 2, 1, 1, 3, 1, 1],
-    }
-    rows = np.rec.fromarrays(  # type: ignore[call-overload]
-        list(columns.values()), names=list(columns)
-    )
+    rows = np.zeros(7, [(name, int) for name in ("image_crc32c", "image_bytes", "split", "label")])
+    rows["image_crc32c"] = [5, 6, 5, 5, 6, 7, 5]
+    rows["image_bytes"] = [10, 10, 10, 11, 10, 10, 10]
+    rows["split"] = [0, 0, 0, 0, 0, 0, 1]
+    rows["label"] = [1, 2, 1, 1, 3, 1, 1]
     found = alike.equal_images(rows, np.arange(7))
     assert [(group.samples, group.num_splits, group.num_labels) for group in found] == [
         ([1, 4], 1, 2),

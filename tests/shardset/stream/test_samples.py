@@ -5,6 +5,7 @@ import itertools
 import pickle
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,14 +122,9 @@ def test_it_is_a_map_style_dataset_of_torch(tmp_path, workers):
     from torch.utils.data import DataLoader
 
     new_set(png_samples("train", 31, size=8), tmp_path, num_shards=3)
-    samples = shardset.open(tmp_path, transform=pair)
-    assert samples[0][1] == 0  # opened here, and opened anew in each worker
-    loader = DataLoader(
-        samples,  # type: ignore[arg-type]
-        batch_size=4,
-        num_workers=workers,
-        collate_fn=collate,
-    )
+    samples: Any = shardset.open(tmp_path, transform=pair)  # has the methods of a torch Dataset
+    assert samples[0][1] == 0  # opened here, and opened again in each worker
+    loader = DataLoader(samples, batch_size=4, num_workers=workers, collate_fn=collate)
     ids = itertools.count()
     for images, labels in loader:
         for image, label, id_ in zip(images, labels, ids, strict=False):

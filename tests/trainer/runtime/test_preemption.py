@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,7 +102,7 @@ def test_a_run_knows_of_a_sigterm_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(preemption.RELAY, "")
-    before = preemption.listen()
+    before: Any = preemption.listen()
     try:
         os.kill(os.getpid(), signal.SIGTERM)
         preemption.relay(tmp_path / "notice")
@@ -111,7 +112,7 @@ def test_a_run_knows_of_a_sigterm_before_it(
         monkeypatch.delenv(preemption.RELAY)
         assert not PreemptionNotice()
     finally:
-        signal.signal(signal.SIGTERM, before)  # type: ignore[arg-type]
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_launcher_tells_its_replicas_by_a_file(

@@ -100,8 +100,8 @@ def plain(manifest: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return folders
 
 
-def calm(manifest: str, folder: Path | str, norm: str = "group", **changes: Any) -> TrainConfig:
-    model = ModelConfig(name="trainer.model:tiny_resnet", norm=norm)  # type: ignore[arg-type]
+def calm(manifest: str, folder: Path | str, norm: Any = "group", **changes: Any) -> TrainConfig:
+    model = ModelConfig(name="trainer.model:tiny_resnet", norm=norm)
     return tiny_config(
         manifest, folder, epochs=3, model=model, optimizer=CALM, record_losses=True, **changes
     )

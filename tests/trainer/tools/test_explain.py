@@ -17,6 +17,7 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.tar import StoredSample
 from shardset.program import OK, USAGE
+from shardset.stream.stream import Stream
 from shardset.stream.timetable import Timetable
 from tests.makers.shardset import put, references
 from tests.makers.training import BATCH, NUM_TRAIN, STEPS, shard_set, tiny_config
@@ -39,7 +40,9 @@ def raw_name(id_: int) -> str:
 
 
 def timetable_of_run(url: str) -> Timetable:
-    return timetable_of(*opened(url))  # type: ignore[arg-type]  # no mixture
+    config, stream = opened(url)
+    assert isinstance(stream, Stream)
+    return timetable_of(config, stream)
 
 
 @pytest.fixture(scope="module")

@@ -117,7 +117,7 @@ def test_an_export_keeps_the_arguments_of_the_model(tmp_path: Path) -> None:
     export.write(trained.opened(str(tmp_path / "run")), str(tmp_path / "model"))
     net = trained.opened(str(tmp_path / "model")).net
     assert net(torch.zeros(1, 3, 8, 8)).shape == (1, 10)
-    assert net[1].out_features == 5  # type: ignore[index]
+    assert net.get_submodule("1").out_features == 5
 
 
 def test_a_file_that_is_no_image_is_named_and_the_others_are_predicted(
