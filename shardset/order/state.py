@@ -82,7 +82,7 @@ _CHOSEN = " (by default it follows from the batch, the processes and budget_byte
 _CAUSES = {
     "version": "",
     "manifest": (
-        " (the set has changed: SET@N opens an older version, `pipelines log SET` lists them)"
+        " (the set has changed: SET@N opens an older version, `shardset log SET` lists them)"
     ),
     "view": " ('' is the whole set)",
     "seed": "",
