@@ -49,7 +49,7 @@ DOORS = {
     "onnx": ["trainer/tools/export.py"],
     "wandb": ["trainer/telemetry/loggers.py"],
     "webdataset": ["trainer/*", "shardset/adapters/webdataset.py"],
-    "jinja2": ["shardset/html/page.py"],
+    "jinja2": ["shardset/html/page.py", "trainer/tools/job.py"],
 }
 
 FLOORS = {
