@@ -11,6 +11,9 @@ import jinja2
 from shardset.errors import ConfigError
 from shardset.program import PREEMPTED
 
+GRACE_S = 900
+MAX_RESTARTS = 10
+
 JOB = "main-job"
 """The only job of the set, which is in the address of the first host."""
 
@@ -141,5 +144,10 @@ class Job:
         )
         environment.filters["yaml"] = partial(json.dumps, ensure_ascii=False)  # JSON is YAML
         return environment.get_template("jobset.yaml").render(
-            job=self, compute=self.compute, job_name=JOB, preempted=PREEMPTED
+            job=self,
+            compute=self.compute,
+            job_name=JOB,
+            restarts=MAX_RESTARTS,
+            grace_s=GRACE_S,
+            preempted=PREEMPTED,
         )

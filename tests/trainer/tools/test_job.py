@@ -139,13 +139,13 @@ def test_a_saved_or_evicted_run_restarts_without_limit_and_a_failed_one_with(cap
     assert evicted["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert saved["action"] == evicted["action"] == "FailJob"
     policy = jobset["spec"]["failurePolicy"]
-    assert policy["maxRestarts"] == 10
+    assert policy["maxRestarts"] == job.MAX_RESTARTS
     (rule,) = policy["rules"]
     assert (rule["action"], rule["onJobFailureReasons"]) == (
         "RestartJobSetAndIgnoreMaxRestarts",
         ["PodFailurePolicy"],
     )
-    assert pod["terminationGracePeriodSeconds"] == 900
+    assert pod["terminationGracePeriodSeconds"] == job.GRACE_S
 
 
 def test_name_queue_and_flags_of_the_training_arrive(capsys):
