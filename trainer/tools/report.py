@@ -21,7 +21,7 @@ from shardset.storage.base import Storage
 from shardset.storage.checked import read_small
 from shardset.storage.open import open_storage
 from trainer import config as configs
-from trainer.config import TrainConfig
+from trainer.config import TrainConfig, mixed_sets
 from trainer.run_folder.names import METRICS
 from trainer.telemetry.evaluation import WORST, Worst
 from trainer.telemetry.metrics import (
@@ -144,6 +144,7 @@ def render(run: RunRecord) -> bytes:
         "trainer.tools",
         "report.html",
         run=run,
+        addresses=[url for url, _ in mixed_sets(run.config.mix)] or [run.config.manifest or ""],
         smoothing=SMOOTHING,
         plots=_plots(run),
         changed=[(key, text) for key, text in settings if text != usual[key]],

@@ -19,13 +19,14 @@ NUMBERS = (
 
 def run_of(text: str, **values: object) -> SimpleNamespace:
     """A run whose model, set and address are called so."""
-    config = SimpleNamespace(model=SimpleNamespace(name=text), mix=None, manifest=text)
+    config = SimpleNamespace(model=SimpleNamespace(name=text))
     empty: dict[str, Any] = {name: [] for name in ("steps", "epochs", "evaluations", "worst")}
     facts = {"final": None, "last_step": 7, "num_damaged": 0, "url": text, "started": ""}
     return SimpleNamespace(config=config, **{**empty, **facts, **values})
 
 
 FRAME = {
+    "addresses": ["a/b"],
     "smoothing": 0.9,
     "max_rows": 9,
     "plots": [],
@@ -46,7 +47,7 @@ def test_what_is_put_in_is_escaped_everywhere():
     tables = {"evaluations": [record], "epochs": [record], "worst": [(None, evil, [evil])]}
     text = rendered(
         settings=[(evil, evil)], changed=[(evil, evil)],
-        run=run_of(evil, **tables), advice=lambda percent: evil,
+        run=run_of(evil, **tables), advice=lambda percent: evil, addresses=[evil],
     )  # fmt: skip
     assert "<script" not in text
     assert "<img" not in text

@@ -1,5 +1,6 @@
 """The page about a run: what counts after a resume, what is missing, what is damaged."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -103,6 +104,13 @@ def test_the_page_shows_curves_epochs_evaluations_and_settings(tmp_path):
         assert wanted in text
     assert sentences(run)[0] == "The run has ended after 10 steps."
     assert any(text.startswith("Input-bound: steps waited 25 %") for text in sentences(run))
+
+
+def test_the_title_names_all_sets_of_a_mixture(tmp_path):
+    run = read(folder(tmp_path / "run", [STEP]))
+    sets = {"manifest": "sets/one", "mix": "sets/one=3;gs://bucket/two=1,2@9"}
+    text = report.render(dataclasses.replace(run, config=with_values(run.config, sets))).decode()
+    assert "<h1>tiny_resnet on sets/one and bucket/two</h1>" in text
 
 
 def test_after_a_resume_the_last_record_of_a_step_counts(tmp_path):
