@@ -14,7 +14,7 @@ from pipelines.plan import paths
 from pipelines.plan.files import ByteRange, read_range
 from pipelines.sources.base import Unit
 from shardset.checksum import extend_crc32c
-from shardset.storage.base import Storage
+from shardset.storage.base import ObjectWriter, Storage
 
 BLOCK_BYTES = 4 << 20
 """About so many bytes of lines are a block, or one longer line."""
@@ -48,7 +48,7 @@ class WrittenUnits:
 
 
 def write_units(
-    units: Iterable[Unit], file: IO[bytes], block_bytes: int = BLOCK_BYTES
+    units: Iterable[Unit], file: IO[bytes] | ObjectWriter, block_bytes: int = BLOCK_BYTES
 ) -> WrittenUnits:
     """Writes the units as JSON lines, in blocks of about `block_bytes`."""
     hasher, blocks, number = hashlib.sha256(), [], 0

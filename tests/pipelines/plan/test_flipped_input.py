@@ -126,7 +126,7 @@ def surveyed_and_indexed(source, **options):
     output = MemoryStorage(uuid.uuid4().hex)
     files, survey = PlanFiles(output, "build"), source.survey()
     with output.writer(paths.SURVEY) as out:
-        written = write_units(survey.units, out)  # type: ignore[arg-type]  # writes
+        written = write_units(survey.units, out)
     units = [unit for block in written.blocks for unit in units_in(output, block)]
     for unit in units:
         index_unit(files, source, config, unit)
