@@ -4,11 +4,10 @@ python -m benchmarks.build [--scale S] [--repeats N] [--inputs folders,imagenet]
 python -m benchmarks.build --against CHECKOUT [--scale S] [--repeats N] [--folder DIR]
 
 --scale 1 is 10,000 photographs. Every contestant runs on the whole input and on a fifth of it, each
-as a separate process. The steady rate is that of the additional images in the additional time, so
-that it holds all work on images and no start-up. Adds to `docs/dev/benchmarks/build.jsonl` and
-writes the tables of `build.md` from all its lines, so remove that file first. With --against it
-only
-compares builds from class folders by this checkout and by another one, whole processes.
+as a separate process. The steady rate is the additional images over the additional time, so it
+holds all work on images and no start-up. Adds to `docs/dev/benchmarks/build.jsonl` and writes the
+tables of `build.md` from all its lines, so remove that file first. With --against it only compares
+builds from class folders by this checkout and by another one, complete processes.
 """
 
 import itertools

@@ -3,9 +3,9 @@ rate.
 
     with relay("127.0.0.1:4443", delay_s=0.05, bytes_per_s=200e6) as address:
 
-A separate process, so that its processor time is told apart from that of the readers. Answers go
-from socket to socket inside the kernel (splice), which takes a fraction of the processor time that
-a proxy takes which reads them.
+A separate process, so that its processor time does not count as the readers'. Answers go from
+socket to socket inside the kernel (splice), which takes a fraction of the processor time of a proxy
+that reads them.
 """
 
 import fcntl
