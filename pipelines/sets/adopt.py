@@ -12,9 +12,9 @@ from rich.console import Console
 from pipelines.config import AdoptConfig
 from pipelines.plan.tables import QuarantineEntry
 from pipelines.sets import tar_sets
+from pipelines.sets.tar_index import index_tar
 from pipelines.sets.tar_sets import TarRecord, Task, digest_of
 from pipelines.sources.tar_fields import checked_fields
-from pipelines.sources.tar_index import index_tar
 from pipelines.sources.webdataset import DEFAULT_SPLIT, find_tars, split_in, tars_below, tars_named
 from shardset.errors import ConfigError, SourceError
 from shardset.format import naming
