@@ -18,7 +18,7 @@ from shardset.errors import ConfigError, ShardsetError
 from shardset.format import manifest as manifests
 from shardset.html import page
 from shardset.html.page import clip
-from shardset.program import count
+from shardset.program import count, some_of
 
 IMAGES = 100_000
 """Default limit of the verb for images decoded for sizes and near-duplicates."""
@@ -175,4 +175,4 @@ def _sizes(data: ReportData) -> Iterator[tuple[str, int, str, int, int, int]]:
 
 
 def _first_three(names: list[str]) -> str:
-    return ", ".join(clip(name, 40) for name in names[:3]) + (", ..." if len(names) > 3 else ".")
+    return some_of([clip(name, 40) for name in names], 3) + "." * (len(names) <= 3)
