@@ -17,7 +17,7 @@ from shardset.format.catalog import read_names
 from shardset.format.index import index_fields
 from shardset.format.manifest import LoadedSet, Manifest, Shard
 from shardset.format.write import class_counts
-from shardset.program import did_you_mean
+from shardset.program import did_you_mean, some_of
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 
@@ -169,7 +169,7 @@ def find_label(manifest: Manifest, wanted: str) -> int:
     names = [info.name for info in manifest.classes]
     raise ConfigError(
         f"no class {wanted!r} among the {len(names)} of this set"
-        f" ({', '.join(names[:5])}, ...){did_you_mean(wanted, names)}"
+        f" ({some_of(names, 5)}){did_you_mean(wanted, names)}"
     )
 
 
