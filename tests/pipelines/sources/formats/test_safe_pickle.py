@@ -48,7 +48,7 @@ BATCH = pickle_of({"data": np.zeros((2, 3), np.uint8), "labels": [1, 2, 70_000],
 
 def test_a_pickle_that_is_cut_anywhere_is_a_source_error():
     for size in range(len(BATCH)):
-        with pytest.raises(SourceError, match="^here: "):
+        with pytest.raises(SourceError, match=r"^here: "):
             safe_pickle.loads(BATCH[:size], "here")
 
 
