@@ -241,7 +241,7 @@ def test_groups_of_accelerate_end_with_the_epoch_and_its_rate_falls_once_per_upd
     for number, batch in enumerate(itertools.chain(TensorStream(stream), TensorStream(stream))):
         logits = model(batch["image"].flatten(1) / 255)
         loss = torch.nn.functional.cross_entropy(logits, batch["label"])
-        losses.append(float(loss))
+        losses.append(loss.item())
         (loss / (1 if number % 3 == 2 else 2)).backward()
         if number % 3:
             optimizer.step()
