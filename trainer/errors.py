@@ -1,6 +1,7 @@
 """What can go wrong in a run, below shardset.errors.ShardsetError."""
 
 import pickle
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,7 +12,15 @@ OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "RESOURCE_EXHAUSTED")
 
 
 UNREADABLE = (
-    *(pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError, LookupError),
+    *(
+        pickle.UnpicklingError,
+        struct.error,
+        EOFError,
+        OSError,
+        RuntimeError,
+        ValueError,
+        LookupError,
+    ),
     *(TypeError, AttributeError, AssertionError, OverflowError, MemoryError),
 )
 """What `torch.load` raises for bytes that are not a state, as any flipped bit in its pickle can

@@ -1,7 +1,8 @@
-"""Lightning: a stream is a loader whose state Lightning saves; run by torchrun or as it is."""
+"""Lightning: the module saves the stream's state; run it again, or by torchrun, to resume."""
 
 import lightning
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from my_model import loss_of, make_model
 
 import shardset
@@ -11,13 +12,21 @@ from shardset.adapters.torch import TensorStream
 class Module(lightning.LightningModule):
     def __init__(self):
         super().__init__()
-        self.model = make_model()
+        self.model, self.resumed = make_model(), None
 
     def train_dataloader(self):
         where = {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
-        return TensorStream(
-            shardset.Stream("shards", "train", global_batch_size=16, image_size=32, **where)
-        )
+        options = {"global_batch_size": 16, "image_size": 32, **where}
+        self.stream = shardset.Stream("shards", "train", **options)
+        if self.resumed:
+            self.stream.load_state_dict(self.resumed)
+        return TensorStream(self.stream)
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["stream"] = self.stream.state_dict()
+
+    def on_load_checkpoint(self, checkpoint):
+        self.resumed = checkpoint["stream"]
 
     def training_step(self, batch, number):
         return loss_of(self.model, batch)
@@ -27,4 +36,6 @@ class Module(lightning.LightningModule):
 
 
 if __name__ == "__main__":
-    lightning.Trainer(max_epochs=2, devices=2, strategy="ddp").fit(Module())
+    saved = ModelCheckpoint("checkpoints", every_n_train_steps=2, save_last=True)
+    trainer = lightning.Trainer(max_epochs=2, devices=2, strategy="ddp", callbacks=[saved])
+    trainer.fit(Module(), ckpt_path="last")

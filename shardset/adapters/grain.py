@@ -97,7 +97,7 @@ class StreamIterator(grain.DatasetIterator[Batch]):
             state: The result of `get_state`.
 
         Raises:
-            ConfigError: The state is of another set, split, seed or order.
+            ConfigError: The state is of another set, seed or order.
         """
         self._position = self._stream.load_state_dict(state)
         self._batches = None

@@ -9,6 +9,9 @@ import numpy as np
 
 MAX_POINTS = 300
 
+_LARGEST, _LEAST = 1e90, 1e-90
+"""No measured value is beyond these, and no axis for it overflows."""
+
 Point = tuple[float, float]
 
 
@@ -29,9 +32,11 @@ class Plot(NamedTuple):
 
 
 def curves(title: str, series: Mapping[str, Sequence[Point]], *, x_label: str) -> Plot:
-    """One curve per series, thinned to MAX_POINTS; leaves out values that are not finite."""
+    """One curve per series, thinned to MAX_POINTS; leaves out values that are not finite, or
+    as large as no measured value is."""
     drawn = {
-        name: thinned([p for p in points if math.isfinite(p[1])]) for name, points in series.items()
+        name: thinned([p for p in points if abs(p[1]) < _LARGEST])
+        for name, points in series.items()
     }
     points = list(itertools.chain(*drawn.values())) or [(0.0, 0.0)]
     low = min(x for x, _ in points)
@@ -51,13 +56,13 @@ def curves(title: str, series: Mapping[str, Sequence[Point]], *, x_label: str) -
 
 def ticks(low: float, high: float) -> list[float]:
     """About five round numbers, at least two, that span [low, high]."""
-    if not high - low > 1e-9 * abs(low):
-        high = low + (abs(low) or 1.0)
+    if not high - low > 1e-9 * max(abs(low), _LEAST):
+        high = low + (abs(low) if abs(low) > _LEAST else 1.0)
     rough = (high - low) / 4
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]
+    return [float(f"{number * step:.12g}") for number in range(first, last + 1)]
 
 
 def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:

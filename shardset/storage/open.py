@@ -48,7 +48,7 @@ def open_storage(url: str) -> Storage:
     if separator and scheme not in _CLASSES:
         raise ConfigError(f"{url}: storage {scheme!r} is not known; {_EXPECTED}")
     root, _, prefix = rest.partition("/") if separator else (url, "", "")
-    if not root:
+    if not root or "\0" in url:
         raise ConfigError(f"{url!r} names no storage; {_EXPECTED}")
     if not separator:
         _refuse_slip(url)

@@ -287,7 +287,7 @@ class Stream:
             The position as (epoch, step).
 
         Raises:
-            ConfigError: The state is of another set, split, seed or order; the message names the
+            ConfigError: The state is of another set, seed or order; the message names the
                 difference. The stream keeps its position.
         """
         saved = state_from_values(state, OrderState)

@@ -113,15 +113,18 @@ def _gather(text: str, world_size: int) -> list[str]:
 
 def refuse_second_division(rank: int, world_size: int) -> None:
     """Raises ConfigError where a loader that accelerate prepared iterates: it would divide the
-    share of this process among the processes again.
+    share of this process among the processes again. A SkipDataLoader is of a loader that was not
+    prepared.
     """
     accelerate, data = sys.modules.get("accelerate.state"), sys.modules.get("torch.utils.data")
     if world_size < 2 or accelerate is None or data is None:
         return
     loader = accelerate.GradientState().active_dataloader
-    if loader is not None and isinstance(loader.dataset, data.IterableDataset):
+    name = type(loader).__name__
+    is_prepared = loader is not None and name != "SkipDataLoader"
+    if is_prepared and isinstance(loader.dataset, data.IterableDataset):
         raise ConfigError(
-            f"accelerate's {type(loader).__name__} divides batches among the processes, but this"
+            f"accelerate's {name} divides batches among the processes, but this"
             f" stream gives only the part of rank {rank} of {world_size}: the others would be lost;"
             " keep the loader out of accelerator.prepare, iterate over it in each process, and move"
             " each batch to accelerator.device"

@@ -2,16 +2,21 @@
 on once. docs/how-to/frameworks.md lists them.
 """
 
+import functools
+import itertools
 import os
 import re
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import shardset
 from scripts import venvs
+from shardset.adapters.torch import TensorStream
 from shardset.storage.open import open_storage
 from tests.makers.documented import REPOSITORY, start
 from tests.makers.shardset import pixels, png_samples, write_shard_set
@@ -20,6 +25,8 @@ PROGRAMS = (REPOSITORY / "examples/frameworks").glob("*.py")
 RECIPES = {path.stem.removeprefix("with_"): path.read_text() for path in PROGRAMS}
 PAGE = (REPOSITORY / "docs/how-to/frameworks.md").read_text()
 NUM_SAMPLES = 48
+
+Seen = list[list[list[str]]]
 ALONE, TORCHRUN = [], ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 
 RECORD = """
@@ -27,10 +34,17 @@ import os
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+KILLED_AT = int(os.environ.get("KILLED_AT", 0))
+num_batches = 0
 
-def record(labels):
-    with open(FOLDER / f"seen-{os.getpid()}", "a") as file:
-        file.writelines(f"{int(label)}\\n" for label in labels)
+def record(labels, loss=0.0, wait=lambda: None):
+    global num_batches
+    num_batches += 1
+    if num_batches == KILLED_AT:
+        wait()
+        os._exit(1)
+    with open(FOLDER / f"seen-{os.environ.get('RANK')}-{os.getpid()}", "a") as file:
+        print(float(loss), *map(int, labels), file=file)
 """
 TORCH = (
     RECORD
@@ -38,13 +52,15 @@ TORCH = (
 import torch
 
 def make_model():
+    torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 48))
 
 def loss_of(model, batch):
-    record(batch["label"][batch["weight"] > 0])
     logits = model(batch["image"].float() / 255)
     losses = torch.nn.functional.cross_entropy(logits, batch["label"], reduction="none")
-    return (losses * batch["weight"]).mean()
+    loss = (losses * batch["weight"]).mean()
+    record(batch["label"][batch["weight"] > 0], loss, torch.distributed.barrier)
+    return loss
 """
 )
 FASTAI = (
@@ -70,12 +86,15 @@ KERAS = (
     + """
 import keras
 
+@keras.saving.register_keras_serializable()
 def loss(labels, predictions):
+    losses = keras.losses.sparse_categorical_crossentropy(labels, predictions)
     if len(set(labels.flatten().tolist())) > 1:  # Keras first builds the model with made-up labels
-        record(labels.flatten())
-    return keras.losses.sparse_categorical_crossentropy(labels, predictions)
+        record(labels.flatten(), losses.mean())
+    return losses
 
 def make_model():
+    keras.utils.set_random_seed(0)
     head = keras.layers.Dense(48, "softmax")
     layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), head]
     model = keras.Sequential(layers)
@@ -103,7 +122,7 @@ def loss_of(model, batch):
 
 CASES = {  # how it is started, the module `my_model`, and the epochs of one start
     "lightning": (TORCHRUN, TORCH, 2),
-    "accelerate": (TORCHRUN, TORCH, 1),
+    "accelerate": (TORCHRUN, TORCH, 2),
     "transformers": (TORCHRUN, TORCH, 2),
     "keras": (ALONE, KERAS, 2),
     "fastai": (ALONE, FASTAI, 2),
@@ -141,17 +160,28 @@ def test_every_recipe_is_run() -> None:
     assert re.findall(r"/with_(\w+)\.py", PAGE) == [*CASES, "open_clip"]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(python: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Seen]:
+    """What a recipe has trained on at its end, by name."""
+
+    @functools.cache
+    def seen(name: str) -> Seen:
+        folder = tmp_path_factory.mktemp(name)
+        write_recipe(name, folder)
+        for _ in range(2 // CASES[name][2]):  # a recipe of one epoch goes on at its checkpoint
+            done = start_recipe(name, python, folder)
+            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+        return seen_in(folder)
+
+    return seen
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", CASES)
 def test_a_recipe_trains_on_each_sample_once_an_epoch(
-    name: str, python: str, tmp_path: Path
+    name: str, undisturbed: Callable[[str], Seen]
 ) -> None:
-    words, model, num_epochs = CASES[name]
-    write_recipe(name, model, tmp_path)
-    for _ in range(2 // num_epochs):  # a recipe of one epoch goes on where its checkpoint is
-        done = start_recipe([python, *words], tmp_path)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    seen = seen_in(tmp_path)
+    seen = [[int(label) for one in batches for label in one[1:]] for batches in undisturbed(name)]
     assert Counter(label for labels in seen for label in labels) == dict.fromkeys(
         range(NUM_SAMPLES), 2
     )
@@ -160,9 +190,70 @@ def test_a_recipe_trains_on_each_sample_once_an_epoch(
     )
 
 
+STEPS, EPOCHS = "every_n_train_steps=2", "STEPS_PER_EPOCH, NUM_EPOCHS = 2, 3"
+RESUMES = [  # a change of the recipe, the batch that ends the first start, those before the second
+    ("lightning", (), 4, 2),
+    ("lightning", (STEPS, "every_n_train_steps=3"), 5, 3),
+    ("lightning", (STEPS, "every_n_epochs=1"), 5, 3),
+    ("accelerate", (), 3, 2),
+    ("accelerate", (), 5, 3),
+    ("transformers", (), 3, 2),
+    ("transformers", (), 5, 3),
+    ("keras", (), 4, 2),
+    ("keras", (EPOCHS, "STEPS_PER_EPOCH, NUM_EPOCHS = 3, 2"), 5, 3),
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "change", "killed_at", "num_before"), RESUMES)
+def test_a_recipe_resumes_exactly(
+    name: str,
+    change: tuple[str, ...],
+    killed_at: int,
+    num_before: int,
+    undisturbed: Callable[[str], Seen],
+    python: str,
+    tmp_path: Path,
+) -> None:
+    write_recipe(name, tmp_path, *change)
+    starts = [
+        (start_recipe(name, python, tmp_path, KILLED_AT=number), seen_in(tmp_path))
+        for number in (str(killed_at), "0")
+    ]
+    (first, killed), (second, resumed) = starts
+    assert first.returncode != 0
+    assert second.returncode == 0, second.stdout[-2000:] + second.stderr[-6000:]
+    assert killed == [batches[: killed_at - 1] for batches in undisturbed(name)]
+    assert resumed == [batches[num_before:] for batches in undisturbed(name)]
+
+
+@pytest.mark.nightly
+def test_groups_of_accelerate_end_with_the_epoch_and_its_rate_falls_once_per_update(
+    undisturbed: Callable[[str], Seen], tmp_path: Path
+) -> None:
+    seen = undisturbed("accelerate")
+    write_recipe("accelerate", tmp_path)
+    stream = shardset.Stream(tmp_path / "shards", "train", batch_size=16, image_size=32)
+    torch.manual_seed(0)
+    model, losses = torch.nn.Linear(3072, 48), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    for number, batch in enumerate(itertools.chain(TensorStream(stream), TensorStream(stream))):
+        logits = model(batch["image"].flatten(1) / 255)
+        loss = torch.nn.functional.cross_entropy(logits, batch["label"])
+        losses.append(loss.item())
+        (loss / (1 if number % 3 == 2 else 2)).backward()
+        if number % 3:
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    means = [sum(float(loss) for loss, *_ in step) / 2 for step in zip(*seen, strict=True)]
+    assert losses == pytest.approx(means, rel=1e-6)
+
+
 @pytest.mark.nightly
 def test_accelerate_may_not_divide_a_share_again(python: str, tmp_path: Path) -> None:
-    write_recipe("accelerate", TORCH, tmp_path)
+    write_recipe("accelerate", tmp_path)
     recipe = (tmp_path / "recipe.py").read_text()
     loader = (
         "accelerator.prepare(torch.utils.data.DataLoader(BatchDataset(stream), batch_size=None))"
@@ -171,7 +262,7 @@ def test_accelerate_may_not_divide_a_share_again(python: str, tmp_path: Path) ->
         "TensorStream(stream)", loader
     )
     (tmp_path / "recipe.py").write_text(recipe)
-    done = start_recipe([python, *TORCHRUN], tmp_path)
+    done = start_recipe("accelerate", python, tmp_path)
     assert done.returncode != 0
     assert "DataLoaderDispatcher divides batches among the processes" in done.stderr
 
@@ -208,27 +299,40 @@ def test_virtual_epochs_of_open_clip_see_each_caption_once(python: str, tmp_path
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def write_recipe(name: str, model: str, folder: Path) -> None:
+def write_recipe(name: str, folder: Path, old: str = "", new: str = "") -> None:
+    """A recipe, its shards and its model; `new` replaces a text of the recipe."""
     samples = {
         "train": png_samples("train", NUM_SAMPLES, num_classes=48),
         "val": png_samples("val", 16),
     }
     write_shard_set(open_storage(str(folder / "shards")), samples, num_classes=48)
-    (folder / "my_model.py").write_text(model)
+    (folder / "my_model.py").write_text(CASES[name][1])
     recipe = RECIPES[name].replace(
-        'TrainingArguments("run", ', 'TrainingArguments("run", use_cpu=True, '
+        'Arguments(\n    "run", ', 'Arguments(\n    "run", use_cpu=True, '
     )
+    assert old in recipe
+    recipe = recipe.replace(old, new)
     (folder / "recipe.py").write_text((MANY_CORES if name == "ray" else "") + recipe)
 
 
-def start_recipe(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def start_recipe(
+    name: str, python: str, folder: Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(folder), str(REPOSITORY)])
-    return start([*words, "recipe.py"], folder, **ENVIRONMENT, PYTHONPATH=path)
+    words = [python, *CASES[name][0], "recipe.py"]
+    return start(words, folder, **ENVIRONMENT, **variables, PYTHONPATH=path)
 
 
-def seen_in(folder: Path) -> list[list[int]]:
-    """The labels that each process has trained on; a sample's label is its number."""
-    return [list(map(int, path.read_text().split())) for path in sorted(folder.glob("seen-*"))]
+def seen_in(folder: Path) -> Seen:
+    """For each process, by rank, the batches since the last call: loss and labels.
+
+    A sample's label is its number.
+    """
+    paths = sorted(folder.glob("seen-*"))
+    seen = [[line.split() for line in path.read_text().splitlines()] for path in paths]
+    for path in paths:
+        path.unlink()
+    return seen
 
 
 def halves(seen: list[list[int]]) -> list[list[int]]:

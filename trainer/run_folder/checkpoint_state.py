@@ -35,6 +35,8 @@ def decode(data: bytes, where: str) -> CheckpointState:
     """
     try:
         state: CheckpointState = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        if not isinstance(state, dict) or not isinstance(state.get("identity"), dict):
+            raise ValueError("it holds no dict with the identity of a run")
     except UNREADABLE as error:
         reason = textwrap.shorten(str(error) or type(error).__name__, 300, placeholder=" ...")
         raise CheckpointError(

@@ -16,6 +16,7 @@ from typing import TextIO
 import msgspec
 
 from shardset.errors import printable
+from shardset.order.state import StateCount
 from shardset.prepared import prepared
 from shardset.storage.base import os_errors_as_storage_errors
 from trainer.data.rows import Totals
@@ -54,9 +55,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     """
 
     device: str
-    epoch: int
+    epoch: StateCount
     step: int
-    global_step: int
+    global_step: StateCount
     loss: float
     top1: float
     rate: float
@@ -72,8 +73,8 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     """
 
     device: str
-    epoch: int
-    global_step: int
+    epoch: StateCount
+    global_step: StateCount
     samples: int
     replica_samples: int
     key_digest: str
@@ -91,8 +92,8 @@ class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     """One evaluation: every sample of the split once."""
 
     split: str
-    epoch: int
-    global_step: int
+    epoch: StateCount
+    global_step: StateCount
     samples: int
     loss: float
     top1: float
@@ -112,7 +113,7 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     best_accuracy: float | None
     best_epoch: int | None
     epochs: int
-    global_step: int
+    global_step: StateCount
     seconds: float
     seconds_to_target: float | None
 

@@ -156,7 +156,7 @@ def render(run: RunRecord) -> bytes:
 
 def _plots(run: RunRecord) -> list[Plot]:
     steps, epochs = run.steps, run.epochs
-    per_epoch = epochs[0].global_step / (epochs[0].epoch + 1) if epochs else 1.0
+    per_epoch = max(epochs[0].global_step, 1) / (epochs[0].epoch + 1) if epochs else 1.0
 
     def points(records: Sequence[Any], name: str, scale: float = 1.0) -> list[plots.Point]:
         return [(one.global_step / per_epoch, scale * getattr(one, name)) for one in records]

@@ -7,6 +7,7 @@ batch become inert objects; the array is made from them after its shape and type
 import io
 import pickle
 import pickletools
+import struct
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,7 +34,10 @@ _INSTRUCTIONS = """
     GLOBAL STACK_GLOBAL REDUCE
     BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET
 """
-_BROKEN = (pickle.UnpicklingError, EOFError, AttributeError, LookupError, TypeError, ValueError)
+_BROKEN = (
+    *(pickle.UnpicklingError, struct.error, EOFError),
+    *(AttributeError, LookupError, TypeError, ValueError),
+)
 """The errors of the unpickler for bytes that are not a complete pickle."""
 
 

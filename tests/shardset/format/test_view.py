@@ -131,6 +131,7 @@ def test_the_splits_of_a_view_take_the_place_of_the_split_that_it_is_of(whole):
         ({"id": [1], "head": {"digest": "f" * 64}}, "do not fit the digest in its footer"),
         ({"id": [1], "head": {"parent": "elsewhere"}}, "no manifest there"),
         ({"id": [1], "head": {"parent": 3}}, "not a view"),
+        ({"id": [1], "head": {"parent": "a\0set"}}, "names no storage"),
     ],
 )
 def test_a_file_that_is_no_view_of_the_set_is_refused(whole, columns, words):

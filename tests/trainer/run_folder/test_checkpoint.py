@@ -245,6 +245,24 @@ def test_a_pickle_with_code_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("state", [None, 1, [], torch.zeros(2), {}, {"identity": None}])
+def test_a_state_that_names_no_run_is_not_a_checkpoint(state: Any) -> None:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    with pytest.raises(
+        CheckpointError, match=r"x: not a checkpoint \(it holds no dict with the id"
+    ):
+        checkpoint_state.decode(buffer.getvalue(), "x")
+
+
+def test_a_state_in_the_old_format_that_is_cut_anywhere_is_not_a_checkpoint() -> None:
+    buffer = io.BytesIO()
+    torch.save(state_at(70_000), buffer, _use_new_zipfile_serialization=False)
+    for size in range(len(buffer.getvalue())):
+        with pytest.raises(CheckpointError, match="x: not a checkpoint"):
+            checkpoint_state.decode(buffer.getvalue()[:size], "x")
+
+
 @pytest.mark.parametrize("mark", [b"", b"{}", b'{"format": 3', b'{"format": 3, "crc32c": "\xe1"}'])
 def test_a_checkpoint_whose_mark_is_damaged_is_passed_over_with_a_warning(mark: bytes) -> None:
     storage = MemoryStorage(uuid.uuid4().hex, "")

@@ -147,6 +147,22 @@ def test_a_loss_that_is_no_number_is_left_out_of_the_curve(tmp_path):
     assert b"nan" not in plot.lower()
 
 
+@pytest.mark.parametrize(
+    "values", [{"loss": 5e-324}, {"loss": 1e308, "top1": -1e308}, {"loss": 1e-13}]
+)
+def test_a_tiny_or_huge_number_in_the_log_is_no_reason_for_no_page(tmp_path, values):
+    odd = [replace(record, **values) for record in (STEP, EPOCH, EVALUATION)]
+    run = read(folder(tmp_path / "run", [*odd, replace(EPOCH, global_step=0)]))
+    assert b"<h1>tiny_resnet" in report.render(run)
+
+
+@pytest.mark.parametrize("values", [{"epoch": -1}, {"global_step": -1}, {"global_step": 10**400}])
+def test_a_line_whose_counts_no_run_has_is_damaged(tmp_path, values):
+    run = read(folder(tmp_path / "run", [STEP, replace(EPOCH, **values)]))
+    assert (run.epochs, run.num_damaged) == ([], 1)
+    assert report.render(run)
+
+
 def test_names_from_a_configuration_can_not_become_markup(tmp_path):
     path = folder(tmp_path / "run", [STEP])
     config = with_values(recipes.digits_smoke(), {"model.name": "<script>x</script>"})
