@@ -112,7 +112,7 @@ def _table(file: RangeFile, config: ColumnConfig) -> tuple[str, Read, dict[str, 
                 )
     types = dict(zip(table.schema.names, map(str, table.schema.types), strict=True))
     name = next((name for name in types if name != "key"), "")
-    kind = re.sub("large_|fixed_size_|_view|<.*", "", types.get(name, ""))
+    kind = re.sub(r"large_|fixed_size_|_view|[<[].*", "", types.get(name, ""))
     extension = {"string": "txt", "binary": "bin"}.get(kind, "npy")
     if len(types) != 2 or "key" not in types or not _VALUES.fullmatch(kind):
         raise refused(

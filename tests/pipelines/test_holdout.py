@@ -13,7 +13,7 @@ from pipelines.holdout import Holdout
 from pipelines.sources import open_source
 from shardset.errors import ConfigError
 from shardset.storage.base import Storage
-from shardset.storage.memory import MemoryStorage
+from shardset.storage.open import open_storage
 from tests.makers.folders import write_class_folders, write_csv
 from tests.makers.images import image_bytes
 from tests.makers.shardset import put
@@ -162,9 +162,9 @@ def test_a_holdout_of_an_input_with_splits_is_refused_and_one_split_is_divided(t
         if source == "listing":
             url = write_csv(tmp_path / "list.csv", ["path", "split"], rows)
         config = BuildConfig(
-            source=source, input=str(url), output=str(tmp_path / "out"), holdout={"val": 0.5}
+            source=source, input=str(url), output=f"{tmp_path}-out", holdout={"val": 0.5}
         )
         if split == "train":
-            prepare(config, MemoryStorage())
+            prepare(config, open_storage(config.output))
     with pytest.raises(ConfigError, match=r"--holdout with splits already \(test, train\); leave"):
-        prepare(config, MemoryStorage())
+        prepare(config, open_storage(config.output))

@@ -280,7 +280,7 @@ def test_a_column_of_another_version_of_the_set_is_refused(folder):
         ({"key": KEYS[:2], "x": [[1.0], [1.0, 2.0]]}, "expected one shape and type"),
         ({"key": KEYS[:1] * 2, "x": [[1.0], [1.0]]}, "a key twice"),
         ({"id": [1, 2], "x": [[1.0], [1.0]]}, "expected a column key"),
-        ({"key": KEYS[:2], "x": [1.5, 2.5]}, "double.*expected a column key"),
+        ({"key": KEYS[:2], "x": [{"a": 1.5}] * 2}, "struct.*expected a column key"),
         ({"key": KEYS[:2], "x": [[1.0], [2.0]], "y": [[1.0], [2.0]]}, "expected a column key"),
     ],
 )
