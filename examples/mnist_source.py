@@ -33,7 +33,9 @@ class Mnist:
                 {"split": split, "files": [[stat.name, stat.generation] for stat in files]}
             )
         return Survey(
-            units=units, classes=[ClassInfo(label=digit, name=str(digit)) for digit in range(10)]
+            units=units,
+            classes=[ClassInfo(label=digit, name=str(digit)) for digit in range(10)],
+            splits=("train", "test"),
         )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:

@@ -29,6 +29,7 @@ from shardset.errors import ConfigError, PreconditionFailed, SourceError
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
 from shardset.format.manifest import Manifest
+from shardset.program import some_of
 from shardset.storage.base import Storage, os_errors_as_storage_errors
 from shardset.storage.checked import PIECE_BYTES
 from shardset.storage.open import open_storage
@@ -45,6 +46,11 @@ def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
             open_storage(config.output), folder, "so the tars would be among the raw files"
         )
     survey = source.survey()
+    if config.holdout and len({*survey.splits}) > 1:
+        raise ConfigError(
+            f"{config.input}: --holdout with splits already ({some_of(sorted(survey.splits), 5)});"
+            " leave --holdout out, or name one of them as input"
+        )
     if survey.refusal and not config.append:  # a set may have the other labels
         raise SourceError(survey.refusal)
     with (

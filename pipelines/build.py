@@ -10,6 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 import apache_beam as beam
+import msgspec
 from apache_beam.metrics.execution import MetricResult
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult, PipelineState
@@ -20,6 +21,7 @@ from pipelines.pipeline import NAMESPACE, PreparedBuild, construct
 from pipelines.plan import paths
 from pipelines.plan.records import PlanFile
 from pipelines.plan.summaries import MAX_REASONS
+from pipelines.report.catalog import leaks
 from pipelines.runners import dataflow, errors, local, options
 from pipelines.runners.progress import BuildProgress, watched
 from pipelines.write import history
@@ -40,7 +42,8 @@ class Result:
     """The result of a build; `published` is the head of its manifest, None after a dry run or a
     build of some shards.
 
-    `rejected` holds the first rejected samples and why, if they are few or after a dry run.
+    `rejected` holds the first rejected samples and why, if they are few or after a dry run. The
+    plan has a note more on images that several splits share.
 
     `shardset.format.manifest.load` reads the manifest itself, which lists every shard.
     """
@@ -103,6 +106,8 @@ def _run(
         replacing.remove_slices(files)
         plan = files.read_record(paths.PLAN, PlanFile)
     published = None if dry_run else _published(output, plan)
+    if published and len(published.splits) > 1:
+        plan = msgspec.structs.replace(plan, notes=[*plan.notes, *leaks(output.url)])
     path = naming.quarantine_path() if dry_run else ""
     # an append's list also has the entries of earlier builds
     if published and 0 < plan.num_rejected == published.quarantine.count <= MAX_REASONS:

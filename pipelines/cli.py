@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
-from pipelines.config import SIZES, AdoptConfig, BareNumbers, BuildConfig, ColumnConfig
+from pipelines.config import NAMED, SIZES, AdoptConfig, BareNumbers, BuildConfig, ColumnConfig
 from pipelines.images.options import ImageOptions
 from pipelines.parsers import parser
 from pipelines.terminal import quiet_workers, say_beam
@@ -156,7 +156,8 @@ def _append_config(args: argparse.Namespace) -> BuildConfig:
 
     options = replace.newest_of(args.output)[0].provenance.options
     image = msgspec.convert(options.get("image", {}), ImageOptions)
-    return record_of(BuildConfig, args, image=image, append=args.append or "none")
+    known = "name" if args.source in NAMED else "none"
+    return record_of(BuildConfig, args, image=image, append=args.append or known)
 
 
 def _verify(args: argparse.Namespace) -> int:

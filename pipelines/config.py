@@ -47,28 +47,30 @@ SOURCES = {
 }
 """What --input is for each source. `pipelines.sources` opens them."""
 
+NAMED = ("coco", "folder", "imagenet", "listing")
+"""The sources whose samples are files, so that an append skips known names by default."""
+
 INPUT_OPTIONS = {
-    "holdout": ("coco", "folder", "hf", "listing"),
     "class_depth": ("folder",),
     "path_column": ("hf", "listing"),
     "label_column": ("hf", "listing"),
     "file_column": ("listing",),
+    "allow_missing_parts": ("hf", "webdataset"),
     "annotations": ("coco",),
     "masks": ("coco",),
 }
-"""The options that decide which samples a source has, with the sources that take them."""
+"""The options that decide bytes only by what the survey finds, with the sources that take them."""
 
 SIZES = ("num_shards", "samples_per_shard", "remainder", "balance", "repeat", "target_samples")
 """The options that decide the sizes of shards."""
 
-_ONLY_IN_SURVEY = tuple(name for name in INPUT_OPTIONS if name != "holdout")
-"""The options that decide bytes only by what the survey finds."""
-
 _NOT_IN_BYTES = (
     *("input", "output", "overwrite", "only_shards", "append", "max_bad_fraction"),
-    *_ONLY_IN_SURVEY,
+    *INPUT_OPTIONS,
 )
 
+
+_MISSING_PARTS = "go on if parts of NAME-00000-of-00004 are missing in a folder"
 
 _BY_SPLIT: dict[str, Any] = {"metavar": "N"}
 
@@ -186,6 +188,7 @@ class BuildConfig:
         " such as mask.png=mask",
         metavar="FIELD=COLUMN",
     )
+    allow_missing_parts: bool = setting(False, _MISSING_PARTS)
     annotations: dict[str, str] = setting(
         {}, "coco: the JSON file, or one for each split", metavar="SPLIT=FILE"
     )
@@ -196,7 +199,8 @@ class BuildConfig:
     )
     append: Known | None = setting(
         None,
-        "name: skip samples whose name (key) the set has; none (default): store them again",
+        "name: skip samples whose name (key) the set has; none: store them again (default: name for"
+        f" {', '.join(NAMED)}, else none)",
         flag="--skip-known",
     )
 
@@ -235,7 +239,7 @@ class BuildConfig:
 
     def what_decides_plan(self) -> dict[str, Any]:
         """The options that must be the same where an unfinished build is resumed, JSON-able."""
-        only_here = _ONLY_IN_SURVEY if self.append is None else (*_ONLY_IN_SURVEY, "append")
+        only_here = INPUT_OPTIONS if self.append is None else (*INPUT_OPTIONS, "append")
         return self.what_decides_bytes() | {name: getattr(self, name) for name in only_here}
 
     def what_decides_bytes(self) -> dict[str, Any]:
@@ -267,6 +271,7 @@ class AdoptConfig:
     split: str | None = setting(
         None, "the split of all tars (default: as their folders or names say)", metavar="NAME"
     )
+    allow_missing_parts: bool = setting(False, _MISSING_PARTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

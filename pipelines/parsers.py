@@ -218,7 +218,7 @@ def _add_append(append: Parser) -> None:
 
 def _add_input(build: Parser, where: argparse._ArgumentGroup) -> None:
     """The flags of whatever turns raw files into shards."""
-    add_flags(where, BuildConfig, ("source", "input", *INPUT_OPTIONS, "only_shards"))
+    add_flags(where, BuildConfig, ("source", "input", "holdout", *INPUT_OPTIONS, "only_shards"))
     add_flags(build.add_argument_group(SIZES_TITLE), BuildConfig, (*SIZES, "seed"))
     bad = build.add_argument_group("bad input")
     add_flags(bad, BuildConfig, ("verify", "require", "max_bad_fraction"))

@@ -31,6 +31,7 @@ from pipelines.plan.survey import UnitRef, WrittenUnits, units_in
 from pipelines.sources.base import Source
 from pipelines.write.commit import Committer
 from pipelines.write.shard import ShardWriter
+from shardset.format.labels import MAX_LABEL
 from shardset.per_process import PerProcess
 
 T = TypeVar("T")
@@ -69,6 +70,8 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
     config, files, source = build.config, build.files, build.source
     # A million classes would take longer to travel than the images.
     file = msgspec.structs.replace(build.file, classes=None)
+    classes = build.file.classes
+    num_classes = MAX_LABEL + 1 if classes is None else len(classes)
     writer = ShardWriter(files, source.input, config.image, file)
     # A shuffle before a step keeps the runner from fusing it with the step before, which would
     # limit its workers.
@@ -79,7 +82,9 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
         | "List units" >> beam.FlatMap(partial(_units_in, files))  # UnitRef
         | "Spread units" >> beam.Reshuffle()
         | "Index"
-        >> beam.ParDo(Step(partial(index_step, files, source, config, file.appends)))  # unit
+        >> beam.ParDo(
+            Step(partial(index_step, files, source, config, file.appends, num_classes))
+        )  # unit
     )
     planned = (
         pipeline
@@ -147,11 +152,16 @@ class Step(beam.DoFn):
 
 
 def index_step(
-    files: PlanFiles, source: Source, config: BuildConfig, addition: Addition | None, unit: UnitRef
+    files: PlanFiles,
+    source: Source,
+    config: BuildConfig,
+    addition: Addition | None,
+    num_classes: int,
+    unit: UnitRef,
 ) -> list[int]:
     """Writes the table and the summary of a unit."""
     with files.while_current():
-        summary = index_unit(files, source, config, unit, addition)
+        summary = index_unit(files, source, config, unit, addition, num_classes)
     for count in summary.splits.values():
         _count("samples_indexed", count.num_samples)
         _count("samples_quarantined", count.num_rejected)

@@ -15,8 +15,9 @@ from pipelines.sources.base import RawSample, Rejected
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
 from shardset.format import naming
+from shardset.format.labels import NO_LABEL
 from shardset.format.manifest import ClassInfo, Manifest, Shard
-from shardset.format.originals import stored_key
+from shardset.format.originals import Origin, stored_key
 from shardset.read.indexes import read_index
 
 Hashes = NDArray[np.uint64]
@@ -88,9 +89,17 @@ def extended_classes(
     return classes, [] if labels == [*range(len(labels))] else labels
 
 
-def relabelled(sample: RawSample | Rejected, labels: Sequence[int]) -> RawSample | Rejected:
-    """A sample of the input with its label in the set."""
-    if isinstance(sample, Rejected) or not 0 <= sample.label < len(labels):
+def relabelled(
+    sample: RawSample | Rejected, labels: Sequence[int], num_classes: int
+) -> RawSample | Rejected:
+    """A sample of the input with its label in the set; Rejected if that is no class."""
+    if isinstance(sample, Rejected):
+        return sample
+    num_classes = len(labels) or num_classes
+    if not NO_LABEL <= sample.label < num_classes:
+        reason = f"label {sample.label}, expected 0 to {num_classes - 1}"
+        return Rejected(name=sample.name, split=sample.split, reason=reason)
+    if not labels or sample.label == NO_LABEL:
         return sample
     label = labels[sample.label]
     fields = sample.fields | ({"cls": b"%d" % label} if "cls" in sample.fields else {})
@@ -108,14 +117,23 @@ def write_known(files: PlanFiles, base: Manifest) -> None:
     files.write(paths.KNOWN_KEYS, np.unique(found).tobytes())
 
 
-def admitted(files: PlanFiles, addition: Addition, rows: Sequence[UnitRow]) -> list[UnitRow]:
-    """The rows of a unit without those to skip; a row whose key the set has gets a new one, as a
-    duplicate key does.
-    """
-    is_taken = zip(rows, _taken(files, [stored_key(row, 0, 0) for row in rows]), strict=True)
-    if addition.known == "name":
-        return [row for row, taken in is_taken if not taken]
-    return [_renamed(row, addition.base) if taken else row for row, taken in is_taken]
+def known(
+    files: PlanFiles, addition: Addition, samples: Sequence[RawSample | Rejected | UnitRow]
+) -> NDArray[np.bool_]:
+    """Whether the set has the key of each sample, or the short one made of it in any split."""
+    keys = [
+        "" if isinstance(one, Rejected) else stored_key(Origin(split, one.name, one.key, ""), 0, 0)
+        for one in samples
+        for split in addition.num_source_samples
+    ]
+    taken = _taken(files, keys).reshape(len(samples), len(addition.num_source_samples))
+    return np.asarray(taken.any(axis=1))
+
+
+def renamed(files: PlanFiles, addition: Addition, rows: Sequence[UnitRow]) -> list[UnitRow]:
+    """The rows of a unit; one whose key the set has gets a new one, as a duplicate key does."""
+    is_known = zip(rows, known(files, addition, rows), strict=True)
+    return [_renamed(row, addition.base) if taken else row for row, taken in is_known]
 
 
 def refuse_known_key(files: PlanFiles, row: UnitRow, key: str) -> None:

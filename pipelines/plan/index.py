@@ -2,19 +2,20 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import compress, islice
 
 import msgspec
 
 from pipelines.config import BuildConfig
+from pipelines.holdout import Holdout
 from pipelines.images.check import Examined, examine
 from pipelines.images.options import ImageOptions, stored_field
 from pipelines.plan import paths, tables
-from pipelines.plan.append import Addition, admitted, relabelled
+from pipelines.plan.append import Addition, known, relabelled, renamed
 from pipelines.plan.files import PlanFiles, decode_record
 from pipelines.plan.range_reads import SPOOLED, fetch
 from pipelines.plan.summaries import UnitSummary, summarize
@@ -25,6 +26,7 @@ from shardset.checksum import crc32c_of
 from shardset.errors import SourceError, UndecodableImage
 from shardset.format import naming
 from shardset.format.images import is_image_field
+from shardset.format.labels import MAX_LABEL
 from shardset.storage.base import ObjectWriter, Storage
 from shardset.storage.checked import read_twice
 
@@ -64,21 +66,34 @@ def index_unit(
     config: BuildConfig,
     unit: UnitRef,
     addition: Addition | None = None,
+    num_classes: int = MAX_LABEL + 1,
 ) -> UnitSummary:
     """Writes a unit's table and summary, unless an earlier attempt of the same build left them;
     returns the summary.
+
+    A label from `num_classes` on is bad, or one that the input of an addition has no class for.
     """
-    table_path, summary_path = paths.unit_path(unit.number), paths.summary_path(unit.number)
+    summary_path = paths.summary_path(unit.number)
     if content := files.find(summary_path):
         return decode_record(files.output, summary_path, content, UnitSummary)
-    labels = addition.labels if addition else ()
-    rows, rejected = read_twice(partial(_read_samples, files, source, config, unit, labels))
-    num_rows = Counter(row.split for row in rows)
+    read = partial(_read_samples, files, source, config, unit, addition, num_classes)
+    rows, rejected, num_known = read_twice(read)
     if addition:
-        rows = admitted(files, addition, rows)
-    files.write(table_path, tables.unit_to_bytes(tables.unit_table(rows, rejected)))
-    summary = summarize(unit.number, rows, rejected, num_rows - Counter(row.split for row in rows))
-    files.write(summary_path, msgspec.json.encode(summary))
+        rows = renamed(files, addition, rows)
+    return write_unit(files, unit.number, rows, rejected, num_known)
+
+
+def write_unit(
+    files: PlanFiles,
+    unit: int,
+    rows: Sequence[UnitRow],
+    rejected: Sequence[QuarantineEntry],
+    num_known: Mapping[str, int],
+) -> UnitSummary:
+    """Writes the table of a unit, then its summary, which says that both are there."""
+    files.write(paths.unit_path(unit), tables.unit_to_bytes(tables.unit_table(rows, rejected)))
+    summary = summarize(unit, rows, rejected, num_known)
+    files.write(paths.summary_path(unit), msgspec.json.encode(summary))
     return summary
 
 
@@ -92,26 +107,40 @@ def fields_of(sample: RawSample) -> list[tuple[str, Extent | bytes]]:
 
 
 def _read_samples(
-    files: PlanFiles, source: Source, config: BuildConfig, ref: UnitRef, labels: Sequence[int]
-) -> tuple[list[UnitRow], list[QuarantineEntry]]:
-    """A row or a quarantine entry for each sample of a unit, examined."""
+    files: PlanFiles,
+    source: Source,
+    config: BuildConfig,
+    ref: UnitRef,
+    addition: Addition | None,
+    num_classes: int,
+) -> tuple[list[UnitRow], list[QuarantineEntry], Counter[str]]:
+    """A row or a quarantine entry for each sample of a unit, examined; and by split the number of
+    those that are skipped, unread, because the set has their name.
+    """
     rows: list[UnitRow] = []
     rejected: list[QuarantineEntry] = []
+    num_known = Counter[str]()
+    labels = addition.labels if addition else ()
     with ExitStack() as stack:
         spool = UnitSpool(files, paths.spool_path(ref.number), stack)
-        examiner = _Examiner(config, source.input, files.output, spool)
+        holdout = Holdout(config.holdout, config.seed)
+        examiner = _Examiner(config, source.input, files.output, spool, holdout)
         samples = (
-            relabelled(sample, labels)
+            relabelled(sample, labels, num_classes)
             for sample in source.index(read_unit(files.output, ref), spool)
         )
         while batch := list(islice(samples, BATCH)):
+            if addition and addition.known == "name":
+                is_new = ~known(files, addition, batch)
+                num_known.update(sample.split for sample in compress(batch, ~is_new))
+                batch = [*compress(batch, is_new)]
             for row in examiner.rows(batch):
                 if isinstance(row, UnitRow):
                     rows.append(row)
                 else:
                     rejected.append(row)
             spool.recent.clear()
-    return rows, rejected
+    return rows, rejected, num_known
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +151,7 @@ class _Examiner:
     input: Storage
     output: Storage
     spool: UnitSpool
+    holdout: Holdout
 
     def rows(self, batch: Sequence[RawSample | Rejected]) -> Iterator[UnitRow | QuarantineEntry]:
         """A row or a quarantine entry for each sample, in order."""
@@ -152,7 +182,7 @@ class _Examiner:
         if isinstance(sample, Rejected):
             contents = [sample.extent]
         else:
-            is_read = self.config.verify != "none" or self.config.require
+            is_read = self.config.verify != "none" or self.config.require or self.holdout
             contents = sample.fields.values() if is_read else ()
         return [
             content
@@ -204,8 +234,14 @@ class _Examiner:
         if stored != sample.image and stored in sample.fields:
             reason = f"its image would be stored as {stored}, which it has already"
             return _reject(sample, sample.image, contents.get(sample.image), reason)
+        split, draw, number = sample.split, 0, 0
+        if self.holdout:
+            raw = contents.get(sample.image, b"")
+            split, draw, number = self.holdout.place(sample.drawn_by or sample.key, raw)
         return UnitRow(
-            split=sample.split,
+            split=split,
+            draw=draw,
+            image=number,
             name=sample.name,
             key=sample.key,
             label=int(sample.label),

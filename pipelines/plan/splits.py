@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from pipelines.config import BuildConfig
+from pipelines.holdout import REST, Holdout
 from pipelines.images.check import TRANSPARENT, TURNED
 from pipelines.plan import layout, paths, summaries, tables
 from pipelines.plan.append import are_numbers, base_of
+from pipelines.plan.division import divide
 from pipelines.plan.files import PlanFiles, encode_record
 from pipelines.plan.layout import SplitPlan
 from pipelines.plan.records import BuildFile, PlanFile
@@ -22,7 +24,8 @@ from shardset.format import naming
 from shardset.format.labels import NO_LABEL, notes_on
 from shardset.format.manifest import ClassInfo
 from shardset.order.permutation import ORDER_VERSION
-from shardset.program import count
+from shardset.program import count, some_of
+from shardset.settings import value_text
 from shardset.storage.checked import read_same_twice
 
 _NOTES = {
@@ -37,6 +40,8 @@ _NOTES = {
 }
 """The words of the summary for images with a mark that isn't a fix."""
 
+_STORE_KNOWN = "--skip-known none stores them again"
+
 
 def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFile:
     """Writes the plan of all splits to `plan/` and returns it.
@@ -44,18 +49,22 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
     Raises TooManyBad, SourceError (no samples, or labels without classes) or ConfigError
     (impossible sizes).
     """
+    if config.holdout and build.num_units:
+        divide(files, Holdout(config.holdout, config.seed), build.num_units)
     total = summaries.merge(read_summaries(files, build.num_units))
     summaries.refuse_too_many_bad(total, config.max_bad_fraction)
     if total.num_known and not any(count.num_samples for count in total.splits.values()):
         raise SourceError(
             f"{config.input}: nothing to append: the set has all of it"
-            f" ({count(total.num_known, 'sample')})"
+            f" ({count(total.num_known, 'sample')}); {_STORE_KNOWN}"
         )
     splits = _plan_splits(config, total)
     totals = Counter[int]()
     for split in total.splits.values():
         totals.update(split.strata)
-    classes = _classes(build, max(totals))
+    classes = build.classes
+    if classes is None:
+        classes = class_infos(list(map(str, range(max(totals) + 1))))
     # an append counts the labels of the set as used
     known = range(build.appends.num_classes if build.appends else 0)
     largest = len(classes) - 1 if are_numbers(classes) else NO_LABEL
@@ -78,7 +87,11 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
         fixes={fix: number for fix, number in total.fixes.items() if fix not in _NOTES},
         num_rejected=sum(count.num_rejected for count in total.splits.values()),
         num_units=build.num_units,
-        notes=[*build.notes, *on_labels, *_notes(total, config)],
+        notes=[
+            *build.notes,
+            *on_labels,
+            *_notes(total, config, classes),
+        ],
     )
     identity = [msgspec.to_builtins(plan), config.what_decides_bytes(), ORDER_VERSION]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
@@ -130,17 +143,6 @@ def _refuse_unknown_shards(
             raise ConfigError(f"--only-shards {name}:{number}: no such shard, only {there}")
 
 
-def _classes(build: BuildFile, max_label: int) -> list[ClassInfo]:
-    if build.classes is None:
-        return class_infos(list(map(str, range(max_label + 1))))
-    if max_label >= len(build.classes):
-        raise SourceError(
-            f"label {max_label} was found, but there are {len(build.classes)} classes; check the"
-            " labels"
-        )
-    return build.classes
-
-
 def _quarantine_lines(files: PlanFiles, build: BuildFile) -> Iterator[bytes]:
     """The list of the set to which the build appends, then the rejected samples of all units."""
     base = base_of(files, build.appends)
@@ -154,11 +156,25 @@ def _quarantine_lines(files: PlanFiles, build: BuildFile) -> Iterator[bytes]:
                 yield entry.line
 
 
-def _notes(total: UnitSummary, config: BuildConfig) -> Iterator[str]:
-    """A sentence for each mark that isn't a fix, and on the samples that were skipped."""
+def _notes(total: UnitSummary, config: BuildConfig, classes: Sequence[ClassInfo]) -> Iterator[str]:
+    """A sentence for each held-out split without samples, each split without classes that another
+    one has, each mark that isn't a fix, and on the samples that were skipped.
+    """
+    strata = {split: one.strata for split, one in sorted(total.splits.items()) if one.strata}
+    for split in sorted({*config.holdout, REST} - strata.keys()) if config.holdout else ():
+        yield (
+            f"--holdout {value_text(config.holdout)} left no image in split {split}, so there is no"
+            " such split"
+        )
+    used = {label for labels in strata.values() for label in labels}
+    for split, labels in strata.items():
+        missing = [one.name for one in classes if one.label in used and one.label not in labels]
+        if missing:
+            number = count(len(missing), "class", "classes")
+            yield f"split {split} has no images of {number}: {some_of(missing, 5)}"
     for mark, note in _NOTES.items():
         if number := total.fixes.get(mark, 0):
             yield note.format(count(number, "image"), "is" if number == 1 else "are")
     if total.num_known:
         skipped = count(total.num_known, "sample")
-        yield f"{skipped} skipped, because the set has their {config.append}"
+        yield f"{skipped} skipped, because the set has their {config.append}; {_STORE_KNOWN}"

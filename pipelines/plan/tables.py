@@ -28,7 +28,14 @@ from shardset.order.permutation import hash64
 from shardset.prepared import prepared
 
 UNIT = pa.schema(
-    [("split", pa.string()), ("label", pa.int64()), ("key_hash", pa.uint64()), ("row", pa.binary())]
+    [
+        ("split", pa.string()),
+        ("label", pa.int64()),
+        ("key_hash", pa.uint64()),
+        ("draw", pa.uint64()),
+        ("image", pa.uint64()),
+        ("row", pa.binary()),
+    ]
 )
 """`row` is a UnitRow as MessagePack; the other columns repeat the values that planning needs."""
 
@@ -80,10 +87,16 @@ class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class UnitRow(Origin, frozen=True, array_like=True, gc=False):
-    """One raw sample of a unit's table."""
+    """One raw sample of a unit's table.
+
+    `draw` is the hash of its key that decides on a holdout, `image` a number that equal images
+    share; 0 without a holdout.
+    """
 
     label: int
     content: Content
+    draw: int = 0
+    image: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -96,6 +109,8 @@ def unit_table(rows: Sequence[UnitRow], rejected: Sequence[QuarantineEntry]) -> 
         "split": [row.split for row in rows],
         "label": [row.label for row in rows],
         "key_hash": hash_keys([row.key for row in rows]),
+        "draw": [row.draw for row in rows],
+        "image": [row.image for row in rows],
         "row": list(map(_encode, rows)),
     }
     metadata = {_REJECTED: msgspec.json.encode(rejected)}

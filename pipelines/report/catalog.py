@@ -9,11 +9,14 @@ import numpy as np
 
 from pipelines.check.problems import Problem, problem_of
 from pipelines.plan.range_reads import coalesce
+from pipelines.report.alike import equal_images
 from shardset.checksum import crc32c_of
 from shardset.errors import REPAIR, DamagedShard, StorageError, UndecodableImage
+from shardset.format import manifest as manifests
 from shardset.format.index import first_images
 from shardset.format.manifest import LoadedSet, Shard
 from shardset.order.permutation import derive_key, hash64
+from shardset.program import count
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 
@@ -104,6 +107,18 @@ def open_catalog(
         num_left_out=num_samples - sum(shard.num_samples for *_, shard in wanted),
     )
     return catalog, [each for each in outcomes if isinstance(each, Problem)]
+
+
+def leaks(url: str) -> list[str]:
+    """A sentence on the images that several splits of a set share; none if there are none."""
+    catalog, _ = open_catalog(manifests.load(url))
+    groups = equal_images(catalog.rows, catalog.originals())
+    shared = [catalog.key(one.samples[0]) for one in groups if one.num_splits > 1]
+    return [
+        f"{count(len(shared), 'image')} stored in several splits, such as {name}, so evaluation"
+        " meets what was trained on; a view with --drop-duplicates leaves out all but one of each"
+        for name in shared[:1]
+    ]
 
 
 def _rows_of(

@@ -10,12 +10,13 @@ import msgspec
 from rich.console import Console
 
 from pipelines.config import AdoptConfig
+from pipelines.holdout import REST
 from pipelines.plan.tables import QuarantineEntry
 from pipelines.sets import tar_sets
 from pipelines.sets.tar_index import index_tar
 from pipelines.sets.tar_sets import TarRecord, Task, digest_of
 from pipelines.sources.tar_fields import checked_fields
-from pipelines.sources.webdataset import DEFAULT_SPLIT, find_tars, split_in, tars_below, tars_named
+from pipelines.sources.webdataset import find_tars, split_in, tars_below, tars_named
 from shardset.errors import ConfigError, SourceError
 from shardset.format import naming
 from shardset.format.manifest import LoadedSet
@@ -87,8 +88,9 @@ def _find(config: AdoptConfig) -> tuple[Storage, list[Task]]:
             " another place"
         )
     tasks = []
-    for tar in tars_named(folder, names) if names else tars_below(folder):
-        split = config.split or split_in(tar.name) or DEFAULT_SPLIT
+    tars = tars_named(folder, names) if names else tars_below(folder, config.allow_missing_parts)
+    for tar in tars:
+        split = config.split or split_in(tar.name) or REST
         if tar.name.startswith(naming.COLUMNS_FOLDER):
             continue
         if not naming.is_split(split):

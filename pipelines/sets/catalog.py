@@ -1,5 +1,6 @@
 """Writes and reads the catalogue of a shard set, as `shardset.format.catalog` defines it."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import pyarrow as pa
 
 from pipelines.images.options import ImageOptions, options_to_read
 from pipelines.plan.files import in_order
+from pipelines.sources.formats.parquet import json_value
 from shardset.errors import REPAIR, ConfigError, UndecodableImage
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -100,9 +102,17 @@ def _size(image: bytes, options: ImageOptions) -> tuple[int | None, int | None]:
 
 
 def _json(text: bytes) -> str | None:
-    """The text, None if it is not JSON."""
+    """The text, None if it is not JSON.
+
+    As the build, it takes NaN, Infinity, UTF-16 and a byte order mark; those it writes as JSON has
+    them: null, and ASCII.
+    """
     try:
         msgspec.json.decode(text)
+        return text.decode()
     except JSON_ERRORS:
+        pass
+    try:
+        return json.dumps(json_value(json.loads(text)))
+    except (ValueError, RecursionError):
         return None
-    return text.decode()

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import partial
 
 from pipelines.config import INPUT_OPTIONS, SOURCES, BuildConfig
-from pipelines.holdout import Holdout
 from pipelines.sources.base import Source
 from pipelines.sources.cifar import Cifar10, Cifar100
 from pipelines.sources.coco import Coco
@@ -29,11 +28,9 @@ def _cifar(kind: type[Cifar10] | type[Cifar100], config: BuildConfig) -> Source:
 def _hugging_face(config: BuildConfig) -> Source:
     is_file = config.input.endswith(".parquet")
     storage, file = open_file(config.input) if is_file else (open_storage(config.input), "")
-    return HuggingFace(storage, file, _holdout(config), config.path_column, config.label_column)
-
-
-def _holdout(config: BuildConfig) -> Holdout:
-    return Holdout(config.holdout, config.seed)
+    return HuggingFace(
+        storage, file, config.path_column, config.label_column, config.allow_missing_parts
+    )
 
 
 OPENERS: dict[str, Callable[[BuildConfig], Source]] = {
@@ -42,24 +39,20 @@ OPENERS: dict[str, Callable[[BuildConfig], Source]] = {
     "coco": lambda config: Coco(
         open_storage(config.input),
         "",
-        _holdout(config),
         annotations=config.annotations,
         masks=config.masks,
     ),
-    "folder": lambda config: Folder(
-        open_storage(config.input), _holdout(config), config.class_depth
-    ),
+    "folder": lambda config: Folder(open_storage(config.input), config.class_depth),
     "hf": _hugging_face,
     "imagenet": lambda config: ImageNet(open_storage(config.input)),
     "listing": lambda config: Listing(
         *open_file(config.input),
-        _holdout(config),
         config.path_column,
         config.label_column,
         config.file_column,
     ),
     "shardset": lambda config: ExistingSet(config.input, manifests.load(config.input).storage),
-    "webdataset": lambda config: WebDataset(*find_tars(config.input)),
+    "webdataset": lambda config: WebDataset(*find_tars(config.input), config.allow_missing_parts),
 }
 
 

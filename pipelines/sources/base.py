@@ -8,7 +8,7 @@ Records that are made once per sample are msgspec.Structs: a frozen dataclass ta
 long to make.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -68,6 +68,8 @@ class RawSample(msgspec.Struct, frozen=True, kw_only=True):
     `seen` are byte ranges of the input that decided what this says, with the CRC32C of what the
     source read there. The build reads them again, as it does extents that have a CRC32C, and
     indexes the unit again if a bit was flipped.
+
+    `drawn_by` decides on a holdout in place of the key, if that depends on the place of the input.
     """
 
     name: str
@@ -77,6 +79,7 @@ class RawSample(msgspec.Struct, frozen=True, kw_only=True):
     image: str
     fields: dict[str, Extent | bytes]
     seen: tuple[Extent, ...] = ()
+    drawn_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +108,13 @@ class Survey:
     where they are many. `num_bytes` is the size of the samples where `objects` do not hold them.
     `all_tars` says that the input is every tar below the folder, including one that is written
     there later. `looked_for` says in words where labels are expected, for a note on samples without
-    one. `refusal` says why a new set can't have the labels, "" if it can.
+    one. `refusal` says why a new set can't have the labels, "" if it can. `splits` are those that
+    the input tells; a holdout divides one.
     """
 
     units: Iterable[Unit]
     classes: list[ClassInfo] | None
+    splits: Collection[str]
     notes: list[str] = field(default_factory=list)
     objects: dict[str, int] = field(default_factory=dict)
     num_bytes: int = 0

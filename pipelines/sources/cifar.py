@@ -109,6 +109,7 @@ class _Cifar:
         return Survey(
             units=units,
             classes=class_infos(names[-1]),
+            splits=("train", "test"),
             objects={stat.name: stat.num_bytes for stat in stats},
         )
 

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import msgspec
 
+from pipelines.holdout import REST
 from pipelines.sources.base import Survey
 from pipelines.sources.formats.json_arrays import elements
 from pipelines.sources.formats.range_file import RangeFile
@@ -20,7 +21,7 @@ from pipelines.sources.listing import Listed, Listing, check_path
 from pipelines.sources.objects import key_of
 from shardset.errors import ConfigError, SourceError
 from shardset.format.annotations import Annotation
-from shardset.format.labels import NO_LABEL
+from shardset.format.labels import NO_LABEL, class_name
 from shardset.format.manifest import ClassInfo
 from shardset.prepared import JSON_ERRORS, prepared
 from shardset.storage.base import join
@@ -57,7 +58,7 @@ class Coco(Listing):
     """The images of COCO files, each with its annotations as `json`.
 
     `annotations` names the file of each split; a name in it is relative to the folder of the split
-    in `input`. The file of "" is of images right below `input`, which `holdout` divides. `masks` is
+    in `input`. The file of "" is of images right below `input`. `masks` is
     a folder with a PNG for each image, at its place below `input`. Classes are the categories by
     their ids, and samples have no label.
     """
@@ -73,17 +74,16 @@ class Coco(Listing):
         rows, categories = SpilledList(100), dict[int, str]()
         masks = self.masks and open_storage(self.masks).url
         for split, file in self.annotations.items():
-            self.holdout.check_unsplit(file, {split} - {""})
             for name, extra in _annotated(file, categories):
                 path = check_path(join(split, name), f"{file}: file_name")
                 key = key_of(path)
                 files = {"mask.png": f"{masks}/{key}.png"} if masks else {}
-                rows.add([path, NO_LABEL, split, key, key, extra, files])
+                rows.add([path, NO_LABEL, split or REST, key, extra, files])
         classes = [
-            ClassInfo(label=label, name=name, category_id=category)
+            ClassInfo(label=label, name=class_name(name), category_id=category)
             for label, (category, name) in enumerate(sorted(categories.items()))
         ]
-        return rows, Survey(units=(), classes=classes)
+        return rows, Survey(units=(), classes=classes, splits=())
 
 
 def _annotated(path: str, categories: dict[int, str]) -> Iterator[tuple[str, str]]:

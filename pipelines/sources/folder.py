@@ -4,12 +4,13 @@ A unit is a run of the sorted listing.
 """
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from glob import glob
 from itertools import zip_longest
 
-from pipelines.holdout import Holdout, Label
+from pipelines.holdout import REST
 from pipelines.sources import objects
 from pipelines.sources.base import (
     Extent,
@@ -23,7 +24,7 @@ from pipelines.sources.base import (
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, spilled_units
 from shardset.errors import DOCS, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
-from shardset.format.labels import NO_LABEL
+from shardset.format.labels import NO_LABEL, class_name
 from shardset.program import count, some_of
 from shardset.storage.base import Stat, Storage
 
@@ -45,12 +46,11 @@ class Folder:
 
     An image is of the class that the first `class_depth` folders below its split name, however deep
     it is: with 1 the first folder, as in torchvision's ImageFolder. The first folders are
-    splits if one of them is named like a split and holds no images directly. `holdout` is for
-    folders without splits; a key is the path without its extension.
+    splits if one of them is named like a split and holds no images directly. A key is the path
+    without its extension.
     """
 
     input: Storage
-    holdout: Holdout = field(default_factory=Holdout)
     class_depth: int = 1
     entries_per_unit: int = ENTRIES_PER_UNIT
 
@@ -60,7 +60,7 @@ class Folder:
         Notes count hidden files, files that are not images, and images in no class folder.
 
         Raises SourceError if no image is in a class folder, or folders of classes and splits seem
-        to be mixed up; ConfigError for a holdout where the folders already are splits.
+        to be mixed up.
         """
         listed = _listed(self.input)
         layout = self._layout(listed)
@@ -70,16 +70,13 @@ class Folder:
         label_of = {
             folder: labels.get(layout.class_of(folder), NO_LABEL) for folder in listed.folders
         }
-        holdout = self.holdout.by_class(lambda: _keys_of(listed.images, label_of))
         seen: Counter[tuple[str, int]] = Counter()
 
         def entries() -> Iterator[Entry]:
             for name, num_bytes, generation in listed.images:
                 label = label_of[_folder_of(name)]
                 if label != NO_LABEL:
-                    split = layout.split_of(name) or holdout.split_of(
-                        objects.without_extension(name), label
-                    )
+                    split = layout.split_of(name)
                     seen[split, label] += 1
                     yield [name, num_bytes, generation, label, split]
 
@@ -90,12 +87,19 @@ class Folder:
         if loose:
             notes.append(f"left out {num_loose} images in no class folder, such as {loose[0]}")
         notes += layout.nesting_notes(listed.folders)
+        _refuse_other_classes(self.input.url, seen, names)
+        folders = glob("*/" * layout.num_folders, root_dir=self.input.url)
+        if empty := {layout.class_of(one.rstrip("/")) for one in folders} - {*names}:
+            notes.append(
+                f"no image in {count(len(empty), 'class folder')}: {some_of(sorted(empty), 5)}"
+            )
         if len(names) == 1 and (advice := self._advice):
             notes.append(f"{names[0]} is the only class{advice}")
         return Survey(
             units=units,
             classes=class_infos(names),
-            notes=[*notes, *self.holdout.notes(seen, names)],
+            splits={split for split, _ in seen},
+            notes=notes,
             num_bytes=listed.num_bytes,
         )
 
@@ -122,9 +126,7 @@ class Folder:
                 f"{where}: {files}; {_LAYOUTS} ({', '.join(FIELD_OF_EXTENSION)})" + self._advice
             )
         tops = {folder.partition("/")[0] for folder in listed.folders} - {*listed.folders}
-        layout = _Layout(any(map(_SPLIT_NAME.fullmatch, tops)), self.class_depth)
-        self.holdout.check_unsplit(where, tops if layout.has_splits else ())
-        return layout
+        return _Layout(any(map(_SPLIT_NAME.fullmatch, tops)), self.class_depth)
 
     def _check_classes(self, layout: "_Layout", listed: "_Listed", names: list[str]) -> None:
         where = self.input.url
@@ -177,23 +179,26 @@ class _Layout:
     has_splits: bool
     class_depth: int
 
+    @property
+    def num_folders(self) -> int:
+        """The number of folders on a path that name split and class."""
+        return self.has_splits + self.class_depth
+
     def class_folder(self, path: str) -> str:
         """The folder of the class, below its split, that a path is in."""
-        return "/".join(path.split("/")[: self.has_splits + self.class_depth])
+        return "/".join(path.split("/")[: self.num_folders])
 
     def class_of(self, folder: str) -> str:
         """The class of the images directly in a folder, "" if it is not below a class."""
-        return "/".join(folder.split("/")[self.has_splits :][: self.class_depth])
+        return class_name("/".join(folder.split("/")[self.has_splits :][: self.class_depth]))
 
     def split_of(self, name: str) -> str:
-        """The split of an image, "" if the folders do not tell."""
-        return name.partition("/")[0] if self.has_splits else ""
+        """The split of an image."""
+        return name.partition("/")[0] if self.has_splits else REST
 
     def nesting_notes(self, folders: Iterable[str]) -> Iterator[str]:
         """A sentence on images in folders below the one that names their class."""
-        deep = sorted(
-            folder for folder in folders if folder.count("/") >= self.has_splits + self.class_depth
-        )
+        deep = sorted(folder for folder in folders if folder.count("/") >= self.num_folders)
         if deep:
             yield (
                 f"images in folders below a class folder are of its class: those in {deep[0]} of"
@@ -235,10 +240,21 @@ def _listed(storage: Storage) -> _Listed:
     return listed
 
 
-def _keys_of(images: SpilledList, label_of: Mapping[str, int]) -> Iterator[tuple[str, Label]]:
-    """The key and the label of each image in a class folder."""
-    found = ((name, label_of[_folder_of(name)]) for name, *_ in images)
-    return ((objects.without_extension(name), label) for name, label in found if label != NO_LABEL)
+def _refuse_other_classes(
+    where: str, seen: Iterable[tuple[str, int]], names: Sequence[str]
+) -> None:
+    """Raises SourceError for a split without any class of the split for training."""
+    by_split = defaultdict[str, set[str]](set)
+    for split, label in seen:
+        by_split[split].add(names[label])
+    train = next((some for split, some in by_split.items() if split.lower()[:5] == REST), set())
+    for split, some in by_split.items():
+        if train.isdisjoint(some) and train:
+            raise SourceError(
+                f"{where}: no class of split {split} ({some_of(sorted(some), 3)}) is one of"
+                f" training ({some_of(sorted(train), 3)}); list all images with their labels and"
+                " splits in a CSV file (--source listing)"
+            )
 
 
 def _folder_of(name: str) -> str:

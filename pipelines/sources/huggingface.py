@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from msgspec.structs import asdict
 
-from pipelines.holdout import REST, Holdout
+from pipelines.holdout import REST
 from pipelines.sources import objects
 from pipelines.sources.base import (
     RawSample,
@@ -42,7 +42,7 @@ from pipelines.sources.formats.records import (
 )
 from pipelines.sources.formats.spilled_list import Entry, SpilledList
 from shardset.errors import SourceError
-from shardset.format.labels import NO_LABEL
+from shardset.format.labels import NO_LABEL, class_name
 from shardset.read.threads import results_in_order
 from shardset.storage.base import Stat, Storage
 
@@ -54,6 +54,10 @@ _SURVEY_THREADS = 16
 _SURVEY_WINDOW = 1 << 16
 """The survey jumps from one label column to the next: a few KiB each."""
 
+_EMBED = (
+    "write the data set again by"
+    " .with_format('arrow').map(datasets.table.embed_table_storage, batched=True).to_parquet(...)"
+)
 _SHARD_NAME = re.compile(r"(.+?)-\d{5,}-of-\d{5,}(-[0-9a-f]+)?", re.ASCII)
 _SPLIT_WORD = re.compile(
     r"(?<![a-z])(train|training|validation|valid|val|dev|test|testing|eval)(?![a-z])", re.I
@@ -67,14 +71,14 @@ class HuggingFace:
     `image_column` and `label_column` name the columns, None takes those that types, the schema's
     metadata or usual names tell; a `label_column` of "" means that there are no labels. Other
     columns go into a `json` field, except bytes. A sample is called FILE/ROW, with the path of its
-    image if it has one. `holdout` is for one split.
+    image if it has one.
     """
 
     input: Storage
     file: str = ""
-    holdout: Holdout = field(default_factory=Holdout)
     image_column: str | None = None
     label_column: str | None = None
+    allow_missing_parts: bool = False
     rows_per_unit: int = ROWS_PER_UNIT
 
     def survey(self) -> Survey:
@@ -82,6 +86,8 @@ class HuggingFace:
         the others.
         """
         files = self._files()
+        if not (self.file or self.allow_missing_parts):
+            objects.refuse_missing_parts(self.input, [file.stat.name for file in files])
         rows, without_rows = SpilledList(), list[Unit]()
         found, num_rows = dict[Label, str](), Counter[str]()
         table: ImageTable | None = None
@@ -105,30 +111,22 @@ class HuggingFace:
             num_rows[file.split] += len(labels_and_paths)
             without_rows += _units(file, row_groups, self.rows_per_unit)
         assert table is not None
-        names, refusal = list(table.names or ()), ""
+        names, refusal = list(table.names), ""
         if not names:
             names, refusal = class_names(found, self.input.url)
         labels: dict[Label, int] = {name: label for label, name in enumerate(names)}
-        holdout = (
-            self.holdout.by_class(lambda: ((key, label) for label, _, key in rows))
-            if names
-            else self.holdout
-        )
-        units, seen, remaining = SpilledList(1), set[tuple[str, int]](), iter(rows)
+        units, remaining = SpilledList(1), iter(rows)
         for unit in without_rows:
             entries = [
-                [labels.get(label, label), holdout.split_of(key, label) if holdout else split, key]
+                [labels.get(label, label), split, key]
                 for label, split, key in islice(remaining, unit["num_rows"])
             ]
-            seen.update((split, number) for number, split, _ in entries)
-            units.add({**unit, "num_classes": len(names), "rows": entries})
+            units.add({**unit, "rows": entries})
         return Survey(
             units=units,
             classes=class_infos(names),
-            notes=[
-                *table.notes(),
-                *self.holdout.notes(seen, names),
-            ],
+            splits=num_rows,
+            notes=[*table.notes()],
             objects={file.stat.name: file.stat.num_bytes for file in files},
             looked_for=table.columns.looked_for,
             refusal=refusal,
@@ -148,14 +146,10 @@ class HuggingFace:
             for number, (row, record) in enumerate(
                 zip(unit["rows"], records, strict=True), unit["first_row"]
             ):
-                yield _sample(
-                    f"{stat.name}/{number}", row, unit["num_classes"], table, record, spool
-                )
+                yield _sample(f"{stat.name}/{number}", row, table, record, spool)
 
     def _files(self) -> list["_File"]:
-        """Raises SourceError for files that can't be one data set, ConfigError for a holdout of
-        several splits.
-        """
+        """Raises SourceError for files that can't be one data set."""
         listed = self.input.list(self.file)
         files = [_file(stat) for stat in listed if self._is_read(stat.name)]
         if not files:
@@ -173,8 +167,6 @@ class HuggingFace:
                 f" {', '.join(folder or '.' for folder in folders[:5])}; name the folder of one as"
                 " input"
             )
-        splits = {file.split for file in files}
-        self.holdout.check_unsplit(url, splits if len(splits) > 1 else ())
         return files
 
     def _is_read(self, name: str) -> bool:
@@ -215,7 +207,6 @@ class _File(NamedTuple):
 def _sample(
     name: str,
     row: Entry,
-    num_classes: int,
     table: "ImageTable",
     record: dict[str, Any],
     spool: Spool,
@@ -225,10 +216,8 @@ def _sample(
     whole = image if isinstance(image, dict) else {"bytes": image}
     content, path, reason = whole["bytes"], whole.get("path"), ""
     name = f"{name}/{path}" if path else name
-    if not NO_LABEL <= label < num_classes:
-        reason = f"label {label}, expected 0 to {num_classes - 1}"
     if not content:
-        lost = f"its image has no bytes, only the path {path}; write the data set with its images"
+        lost = f"its image has no bytes, only the path {path}; {_EMBED}"
         reason = lost if path else "empty"
     if reason:
         return Rejected(name=name, split=split, reason=reason)
@@ -307,7 +296,7 @@ class ImageTable:
         image_type = schema.field(columns.path).type
         return cls(
             columns=columns,
-            names=tuple(map(str, names)) if isinstance(names, list) else (),
+            names=tuple(class_name(str(name)) for name in names) if isinstance(names, list) else (),
             has_paths=pa.types.is_struct(image_type)
             and any(each.name == "path" for each in image_type),
             extra=tuple(extra),
@@ -369,4 +358,4 @@ def _image_column(schema: pa.Schema, wanted: str | None, where: str) -> str:
 def _is_image(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return any(each.name == "bytes" and _is_image(each.type) for each in kind)
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+    return parquet.is_bytes(kind)

@@ -121,8 +121,10 @@ def _survey(storage: Storage, archives: dict[str, Stat], root: str) -> Survey:
         if archives
         else _tree_validation(storage, root, labels, truth)
     )
+    units = _labelled(classes, labels) + validation
     return Survey(
-        units=_labelled(classes, labels) + validation,
+        units=units,
+        splits={unit["split"] for unit in units},
         classes=[
             ClassInfo(label=label, name=synsets.names.get(wnid, wnid), wnid=wnid)
             for wnid, label in labels.items()

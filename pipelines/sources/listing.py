@@ -12,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from pipelines.holdout import Holdout
+import msgspec
+
+from pipelines.holdout import REST
 from pipelines.sources.base import (
     Extent,
     RawSample,
@@ -54,8 +56,8 @@ _STAT_THREADS = 32
 Listed = tuple[SpilledList, Survey]
 """Rows, and what is known of them all.
 
-A row is path, label (-1: none), split, key, what decides on a holdout, metadata as JSON, and the
-paths of further files by field.
+A row is path, label (-1: none), split, key, metadata as JSON, and the paths of further files by
+field.
 """
 
 
@@ -68,15 +70,12 @@ class Listing:
     `label_column` of "" means that there are no labels. `files` has the columns of further files by
     the field that each is stored as. A path is relative to `input`, absolute, or a gs:// URL.
     Labels are either all numbers, taken as they are, or all names, numbered in sorted order; `7`,
-    `7.0` and texts of them are numbers, and an empty cell is no label. `holdout` is for listings
-    without splits; it goes by `key` or, without one, by the image's name below `input`,
-    without its extension. Raises ConfigError if the name of `file` has none of the known
-    extensions.
+    `7.0` and texts of them are numbers, and an empty cell is no label. Raises
+    ConfigError if the name of `file` has none of the known extensions.
     """
 
     input: Storage
     file: str
-    holdout: Holdout = field(default_factory=Holdout)
     path_column: str | None = None
     label_column: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)
@@ -100,13 +99,13 @@ class Listing:
         if not rows:
             raise SourceError(f"{self._where}: no rows, expected one for each image")
         labels = {info.name: info.label for info in survey.classes or ()}
-        seen: set[tuple[str, int]] = set()
+        splits = set[str]()
         found: Counter[str] = Counter()
 
         def entries() -> Iterator[Entry]:
             for entry in self._entries(rows, labels):
-                label, split, _, _, [(*_, size, generation), *_] = entry
-                seen.add((split, label))
+                _, split, _, _, [(*_, size, generation), *_] = entry
+                splits.add(split)
                 found["images"] += generation is not None
                 found["bytes"] += size
                 yield entry
@@ -121,9 +120,7 @@ class Listing:
                 " absolute, or a gs:// URL, written with / and with its extension; the first:"
                 f" {self._why_missing(path)}"
             )
-        names = [*labels] if any(label != NO_LABEL for _, label in seen) else []
-        notes = [*survey.notes, *self.holdout.notes(seen, names)]
-        return replace(survey, units=units, notes=notes, num_bytes=found["bytes"])
+        return replace(survey, units=units, splits=splits, num_bytes=found["bytes"])
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """One sample for each row, pinned to the generations that the survey saw.
@@ -140,6 +137,10 @@ class Listing:
                 continue
             content = Extent(path, generation, 0, size)
             sample = image_sample(path, key, split=split, label=label, content=content, extra=extra)
+            if is_absolute(path) and key == key_of(path):
+                # Wherever the listing is, and however its paths are spelled, an image is held out
+                # or not.
+                sample = msgspec.structs.replace(sample, drawn_by=key_of(self._name_below(path)))
             for name, file, size, generation in others:
                 if name in (*sample.fields, "cls"):
                     raise SourceError(f"{path}: has {name!r} already; give --file-column another")
@@ -174,11 +175,6 @@ class Listing:
                 raise SourceError(
                     f"{where}: a label, but {table.header} has none; give all rows a label, or none"
                 )
-            if split:
-                self.holdout.check_unsplit(where, [split])
-            # Wherever the listing is, and however its paths are spelled, an image is held out or
-            # not.
-            decisive = key or key_of(self._name_below(path) if self.holdout else path)
             files = {
                 name: check_path(_text(record, column, where), f"{where}: column {column}")
                 for name, column in self.files.items()
@@ -186,12 +182,13 @@ class Listing:
             used = columns.path, columns.label, *OTHERS, *self.files.values()
             extra = {name: value for name, value in record.items() if name not in used}
             metadata = compact(extra) if extra else ""
-            rows.add([path, label, split, key or key_of(path), decisive, metadata, files])
+            rows.add([path, label, split or REST, key or key_of(path), metadata, files])
             labels.setdefault(label, position)
         names, refusal = class_names(labels, self._where)
         return rows, Survey(
             units=(),
             classes=class_infos(names),
+            splits=(),
             notes=[*columns.notes()],
             objects={self.file: listing.num_bytes},
             looked_for=columns.looked_for,
@@ -200,22 +197,16 @@ class Listing:
 
     def _name_below(self, path: str) -> str:
         """The name of an image below the folder of the listing, or else its address."""
-        if not is_absolute(path):
-            return path
         storage, name = open_file(path)
         return join(storage.url, name).removeprefix(f"{self.input.url.rstrip('/')}/")
 
     def _entries(self, rows: SpilledList, labels: Mapping[str, int]) -> Iterator[Entry]:
-        empty = "{}" if any(row[5] for row in rows) else ""
+        empty = "{}" if any(row[4] for row in rows) else ""
         remaining = iter(rows)
-        holdout = self.holdout.by_class(
-            lambda: ((row[4], row[1]) for row in rows if row[1] != NO_LABEL)
-        )
         with ThreadPoolExecutor(_STAT_THREADS) as threads:
             while some := list(islice(remaining, self.entries_per_unit)):
                 pinned = zip(some, threads.map(self._pins, some), strict=True)
-                for (_, label, split, key, decisive, extra, _), pins in pinned:
-                    split = split or holdout.split_of(decisive, label)
+                for (_, label, split, key, extra, _), pins in pinned:
                     number = labels.get(str(label), NO_LABEL)
                     yield [number, split, key, extra or empty, pins]
 
@@ -233,7 +224,7 @@ class Listing:
         """Field, path, size and generation of each file of a row, the image first; no generation if
         it is missing.
         """
-        stats = [(name, file, self._stat(file)) for name, file in {"": row[0], **row[6]}.items()]
+        stats = [(name, file, self._stat(file)) for name, file in {"": row[0], **row[5]}.items()]
         return [
             (name, file, stat.num_bytes if stat else 0, stat.generation if stat else None)
             for name, file, stat in stats

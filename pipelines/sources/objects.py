@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import islice
 
@@ -14,6 +15,8 @@ from shardset.storage.open import is_address
 
 UNKNOWN_FIELD = "img"
 """The field of an image whose path does not tell its format; the build corrects it by content."""
+
+_PART = re.compile(r"(.*?)(\d+)-of-(\d{1,6})(?:-[0-9a-f]{16})?(\.\w+)", re.ASCII)
 
 _NOT_LABELS = (
     f"boxes are not labels; {DOCS}/how-to/migrate.md shows how to list them with the images"
@@ -56,6 +59,28 @@ def _advice_on(names: Iterable[str], source: str) -> str:
         if seen and f"--source {source}" not in advice:
             return f"{printable(seen)} looks like {advice}"
     return ""
+
+
+def refuse_missing_parts(folder: Storage, names: Iterable[str]) -> None:
+    """Raises SourceError for parts that names such as `train-00002-of-00004.tar` say are missing,
+    and for two exports side by side.
+    """
+    exports = defaultdict[tuple[str, str], list[tuple[int, int]]](list)
+    for name in names:
+        if part := _PART.fullmatch(name):
+            exports[part[1], part[4]].append((int(part[3]), int(part[2])))
+    for (stem, rest), parts in exports.items():
+        total = max(parts)[0]
+        numbers = {number for of, number in parts if of == total}
+        first = int(total in numbers)  # some count from 1
+        missing = sorted({*range(first, first + total)} - numbers)
+        if missing or len(parts) > total:
+            listed = some_of([f"{stem}{number:05d}-of-{total:05d}" for number in missing], 5)
+            raise SourceError(
+                f"{folder.url}: {len(parts)} files {stem}*{rest} for {total} parts (missing:"
+                f" {listed or 'none'}); fetch what is missing and move parts of other exports away,"
+                " or take what is there by --allow-missing-parts"
+            )
 
 
 def has_prefix(storage: Storage, prefix: str) -> bool:

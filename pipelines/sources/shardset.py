@@ -65,6 +65,7 @@ class ExistingSet:
         return Survey(
             units=units,
             classes=whole.classes or None,
+            splits=loaded.manifest.splits,
             notes=notes,
             objects=objects,
             looked_for=LOOKED_FOR,

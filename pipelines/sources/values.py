@@ -4,6 +4,7 @@ or tars.
 
 import io
 import math
+import re
 from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, NamedTuple
@@ -22,6 +23,9 @@ from shardset.stream.samples import SampleSet
 
 Value = NDArray[Any] | bytes | None
 Read = Callable[[Sequence[int]], Sequence[Value]]
+
+_VALUES = re.compile(r"string|binary|list|bool|u?int\d+|(half)?float|double", re.ASCII)
+"""The types of a Parquet column, without sizes, that can be values."""
 
 _PARSING = Lock()
 """NumPy parses headers as Python, which CPython 3.11 now and then fails to do while another thread
@@ -96,7 +100,9 @@ def open_values(config: ColumnConfig, split_sizes: Sequence[int]) -> Values:
 
 
 def _table(file: RangeFile, config: ColumnConfig) -> tuple[str, Read, dict[str, int]]:
-    """Bytes, texts or lists of numbers by `key`; null isn't a value. The table stays in memory."""
+    """Bytes, texts, numbers or lists of them by `key`; null isn't a value. The table stays in
+    memory.
+    """
     with parquet_errors(config.source):
         table = open_parquet(file, config.source).read()
         for at, kind in enumerate(table.schema.types):
@@ -106,11 +112,11 @@ def _table(file: RangeFile, config: ColumnConfig) -> tuple[str, Read, dict[str, 
                 )
     types = dict(zip(table.schema.names, map(str, table.schema.types), strict=True))
     name = next((name for name in types if name != "key"), "")
-    kind = types.get(name, "")
-    extension = {"string": "txt", "binary": "bin"}.get(kind.removeprefix("large_"), "npy")
-    if len(types) != 2 or "key" not in types or (extension == "npy" and "list<" not in kind):
+    kind = re.sub(r"large_|fixed_size_|_view|[<[].*", "", types.get(name, ""))
+    extension = {"string": "txt", "binary": "bin"}.get(kind, "npy")
+    if len(types) != 2 or "key" not in types or not _VALUES.fullmatch(kind):
         raise refused(
-            config, f"{types} (expected a column key and one of bytes, texts or lists of numbers)"
+            config, f"{types} (expected a column key and one of bytes, texts, numbers or lists)"
         )
     column = table.column(name).combine_chunks()
 
@@ -119,6 +125,8 @@ def _table(file: RangeFile, config: ColumnConfig) -> tuple[str, Read, dict[str, 
             return None
         if extension != "npy":
             return bytes(scalar.as_buffer())
+        if kind != "list":
+            return np.asarray(scalar.as_py(), column.type.to_pandas_dtype())
         return np.asarray(scalar.values.to_numpy(zero_copy_only=False))
 
     return (

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from msgspec.structs import asdict
 
+from pipelines.holdout import REST
 from pipelines.sources.base import (
     APART,
     HIDDEN,
@@ -33,7 +34,7 @@ from pipelines.sources.formats.tar import (
     reject_reason,
     walk,
 )
-from pipelines.sources.objects import advice_in, is_hidden, refuse_odd_name
+from pipelines.sources.objects import advice_in, is_hidden, refuse_missing_parts, refuse_odd_name
 from shardset.checksum import crc32c_of
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
@@ -57,9 +58,7 @@ LOOKED_FOR = (
     "a whole number in cls or label, or under label or cls in json; give the field with the labels"
     " such a name; if folders in the tars are classes, unpack the tars and use --source folder"
 )
-DEFAULT_SPLIT = "train"
-
-_NO_SPLIT = f"the names of some tars say no split: their samples go to split {DEFAULT_SPLIT}"
+_NO_SPLIT = f"the names of some tars say no split: their samples go to split {REST}"
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})", re.ASCII)
@@ -98,20 +97,24 @@ class WebDataset:
 
     input: Storage
     tars: tuple[str, ...] = ()
+    allow_missing_parts: bool = False
 
     def survey(self) -> Survey:
         """The tars with their splits; raises SourceError naming those that are missing."""
         if not self.tars and any(stat.name == MANIFEST for stat in self.input.list(MANIFEST)):
             _refuse_shard_set(self.input)
-        tars = tars_named(self.input, self.tars) if self.tars else tars_below(self.input)
+        tars = (
+            tars_named(self.input, self.tars)
+            if self.tars
+            else tars_below(self.input, self.allow_missing_parts)
+        )
         for tar in tars:
             refuse_odd_name(self.input, tar.name)
         splits = {tar.name: split_in(tar.name) for tar in tars}
         return Survey(
-            units=[
-                {"tar": asdict(tar), "split": splits[tar.name] or DEFAULT_SPLIT} for tar in tars
-            ],
+            units=[{"tar": asdict(tar), "split": splits[tar.name] or REST} for tar in tars],
             classes=None,
+            splits={split or REST for split in splits.values()},
             notes=[] if all(splits.values()) else [_NO_SPLIT],
             objects={tar.name: tar.num_bytes for tar in tars},
             all_tars=not self.tars,
@@ -139,8 +142,10 @@ def _refuse_shard_set(storage: Storage) -> None:
         )
 
 
-def tars_below(storage: Storage) -> list[Stat]:
-    """All tars in a folder; SourceError if there is none."""
+def tars_below(storage: Storage, allow_missing_parts: bool) -> list[Stat]:
+    """All tars in a folder; SourceError if there is none, or one is missing by the names of others,
+    if these are not enough.
+    """
     stats = [stat for stat in storage.list() if not is_hidden(stat.name)]
     tars = [stat for stat in stats if stat.name.endswith(".tar")]
     if not tars:
@@ -150,6 +155,8 @@ def tars_below(storage: Storage) -> list[Stat]:
             f"{storage.url}: no *.tar below it ({count(len(stats), 'other file')}); give the"
             " folder, a tar or a brace pattern" + advice_in(storage, "webdataset")
         )
+    if not allow_missing_parts:
+        refuse_missing_parts(storage, [tar.name for tar in tars])
     return tars
 
 

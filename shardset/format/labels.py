@@ -3,6 +3,7 @@ the writer.
 """
 
 import re
+import unicodedata
 from collections.abc import Mapping
 
 from shardset.errors import SourceError
@@ -15,6 +16,11 @@ MAX_UNUSED = 100_000
 """So many numbers below the largest label may be unused. Each costs a manifest about 50 bytes."""
 
 _WHOLE = re.compile(r"\s*([+-]?\d+)(\.0*)?\s*", re.ASCII)
+
+
+def class_name(text: str) -> str:
+    """The name of a class as sets have it, however Unicode spells its accents: in NFC."""
+    return unicodedata.normalize("NFC", text)
 
 
 def plain_label(value: object) -> int | None:

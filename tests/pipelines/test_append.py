@@ -4,6 +4,7 @@ touched.
 
 import shutil
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,9 +14,9 @@ from pipelines.begin import prepare
 from pipelines.build import build
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
-from pipelines.plan.append import extended_classes
+from pipelines.plan.append import extended_classes, relabelled
 from pipelines.runners import options
-from pipelines.sources.base import class_infos
+from pipelines.sources.base import RawSample, Rejected, class_infos
 from pipelines.write import history
 from pipelines.write.commit import Committer
 from shardset.errors import ConfigError, ManifestError, SourceError
@@ -24,7 +25,7 @@ from shardset.format import naming, versions
 from shardset.format.manifest import ClassInfo
 from shardset.read.indexes import read_index, read_rows
 from shardset.storage.local import LocalStorage
-from tests.makers.built import HERE, add, built, config_of, inspected
+from tests.makers.built import HERE, add, built, config_of, inspected, manifest_of
 from tests.makers.folders import write_images
 from tests.makers.images import image_bytes
 from tests.makers.reading import together
@@ -241,6 +242,38 @@ def test_samples_of_the_same_name_get_other_keys_or_are_skipped_by_choice(old, m
     assert verify(str(old), deep=True).problems == ()
 
 
+@pytest.mark.parametrize("label", [-7, 3, 10**9])
+def test_a_label_without_a_class_is_refused_at_its_row(label):
+    sample = RawSample(name="x.png", key="x", split="train", label=label, image="", fields={})
+    rejected = relabelled(sample, [], 3)
+    assert rejected == Rejected(
+        name="x.png", split="train", reason=f"label {label}, expected 0 to 2"
+    )
+    assert isinstance(relabelled(sample, [5, 1, 0], 9), Rejected)
+    kept = msgspec.structs.replace(sample, label=2)
+    assert relabelled(kept, [], 3) == kept
+    assert relabelled(kept, [5, 1, 0], 9).label == 0
+
+
+def test_names_that_a_holdout_has_are_known_without_being_read_also_those_with_short_keys(tmp_path):
+    raw = write_images(tmp_path / "raw", [f"a/photo ({n}).png" for n in range(12)])
+    build(config_of(raw, tmp_path / "set", holdout={"test": 0.3}), HERE)
+    before = samples_of(tmp_path / "set", manifest_of(tmp_path / "set"), "test")
+    for path in raw.rglob("*.png"):
+        path.write_bytes(b"damaged since")
+    add(raw, "a/photo (new).png", image_bytes(1000))
+    manifest = built(append_of(raw, tmp_path / "set", append="name", num_shards={"": 1}))
+    assert samples_of(tmp_path / "set", manifest, "test") == before
+    assert sum(split.num_samples for split in manifest.splits.values()) == 13
+    assert not manifest.quarantine.count
+
+
+def test_the_names_of_files_that_a_set_has_are_skipped_by_default(old, made, said):
+    raw = made.parent / "raw"
+    text = said("append", old, "--source", "folder", "--input", raw, code=1)
+    assert "nothing to append: the set has all of it (61 samples); --skip-known none" in text
+
+
 def test_a_known_name_is_skipped_by_choice_and_told(old, made, tmp_path):
     old_images = sorted((made.parent / "raw/train/cat").glob("old*.png"))
     images = {"a.png": image_bytes(1000), old_images[5].name: image_bytes(1001)}
@@ -250,7 +283,9 @@ def test_a_known_name_is_skipped_by_choice_and_told(old, made, tmp_path):
     stored = [fields["png"] for fields in samples_of(old, manifest, "train").values()][NUM_OLD:]
     assert stored == [images["a.png"]]
     notes = manifest.provenance.appended[0].notes
-    assert notes == ["1 sample skipped, because the set has their name"]
+    assert notes == [
+        "1 sample skipped, because the set has their name; --skip-known none stores them again"
+    ]
 
 
 @pytest.mark.parametrize(("name", "number"), [("cat", 2), ("cat", 7), ("ox", 1)])

@@ -83,13 +83,18 @@ def _values(batch: pa.RecordBatch, name: str, place: str) -> list[Any]:
         return list(batch.column(name).to_pylist())
 
 
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether values of this type are bytes."""
+    if pa.types.is_dictionary(kind):
+        return is_bytes(kind.value_type)
+    return any(are_bytes(kind) for are_bytes in _ARE_BYTES)
+
+
 def holds_bytes(kind: pa.DataType) -> bool:
     """Whether values of this type are or contain bytes."""
-    if pa.types.is_dictionary(kind):
-        return holds_bytes(kind.value_type)
-    if any(is_bytes(kind) for is_bytes in _ARE_BYTES):
-        return True
-    return any(holds_bytes(kind.field(number).type) for number in range(kind.num_fields))
+    return is_bytes(kind) or any(
+        holds_bytes(kind.field(number).type) for number in range(kind.num_fields)
+    )
 
 
 def json_value(value: Any) -> Any:

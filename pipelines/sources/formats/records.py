@@ -5,16 +5,15 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from pyarrow.parquet import ParquetFile
 
 from pipelines.sources.formats import parquet
+from pipelines.sources.objects import extension
 from shardset.errors import SourceError
-from shardset.format.labels import MAX_LABEL, NO_LABEL, plain_label, why_sparse
-
-if TYPE_CHECKING:
-    from _csv import Reader
+from shardset.format.images import FIELD_OF_EXTENSION
+from shardset.format.labels import MAX_LABEL, NO_LABEL, class_name, plain_label, why_sparse
 
 ROWS_PER_BATCH = 1_000
 DELIMITERS = ",;\t"
@@ -59,20 +58,43 @@ def _read_csv(file: IO[bytes], where: str) -> RecordTable:
     # As the header has it: spreadsheets write semicolons where the comma is the decimal mark.
     delimiter = next((mark for mark in DELIMITERS if mark in first), ",")
     csv.field_size_limit(MAX_LINE_BYTES)  # else a cell has at most an eighth of that
-    rows = _csv_rows(csv.reader(chain([first], lines), delimiter=delimiter, strict=True), where)
+    rows = _csv_rows(chain([first], lines), delimiter, where)
     header = _check_header(next(rows, (0, []))[1], where)
     return RecordTable(header, "line 1", _csv_records(rows, header, where, delimiter))
 
 
-def _csv_rows(reader: "Reader", where: str) -> Iterator[tuple[int, list[str]]]:
+def _csv_rows(lines: Iterable[str], delimiter: str, where: str) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each row, with the number of its last line."""
+    own: list[str] = []
+
+    def keep(line: str) -> str:
+        own.append(line)
+        return line
+
+    reader = csv.reader(map(keep, lines), delimiter=delimiter, strict=True)
     try:
         for cells in reader:
+            if len(own) > 1 and all(_is_row(line, delimiter, len(cells)) for line in own):
+                raise SourceError(
+                    f"{where}: lines {reader.line_num - len(own) + 1} to {reader.line_num} are one"
+                    f" row by their quotes and {len(own)} rows without; save the table as JSONL or"
+                    " Parquet, where a quote is a quote"
+                )
+            own.clear()
             yield reader.line_num, cells
     except csv.Error as error:
         advice = "correct the line, or leave out columns of long texts"
         raise SourceError(
             f"{where}: line {reader.line_num}: not CSV ({error}); {advice}"
         ) from error
+
+
+def _is_row(line: str, delimiter: str, num_cells: int) -> bool:
+    """Whether a line without its quotes is a row, with the name of an image."""
+    cells = line.strip("\r\n").split(delimiter)
+    return len(cells) == num_cells and not FIELD_OF_EXTENSION.keys().isdisjoint(
+        map(extension, cells)
+    )
 
 
 def _csv_records(
@@ -265,7 +287,7 @@ def label_in(value: Any, where: str) -> Label:
         value = value.strip()
     number = NO_LABEL if value in (None, "") or value != value else plain_label(value)
     if number is None and isinstance(value, str):
-        return value
+        return class_name(value)
     if number is None or not NO_LABEL <= number <= MAX_LABEL:
         raise SourceError(
             f"{where}: label {value!s:.40}, expected a number from 0 to {MAX_LABEL}, or a name; let"

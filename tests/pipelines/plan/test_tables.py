@@ -169,6 +169,7 @@ def test_what_is_no_table_says_what_to_do():
             ):
                 read(wrong)
     with pytest.raises(
-        ConfigError, match="has the columns row, key_hash, label, split, expected split, label"
+        ConfigError,
+        match="has the columns row, image, draw, key_hash, label, split, expected split",
     ):
         tables.unit_from_bytes(turned)

@@ -14,6 +14,7 @@ import webdataset
 import shardset
 from pipelines.config import AdoptConfig
 from pipelines.sets.adopt import adopt
+from pipelines.sources import open_source
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
 from shardset.storage.local import LocalStorage
@@ -49,6 +50,19 @@ def ours(folder: Path | str, split: str = "t") -> list[tuple[str, dict[str, byte
 
 def keys(*serials: int) -> list[str]:
     return [f"{serial:04d}" for serial in serials]
+
+
+def test_a_missing_part_of_a_folder_is_refused_by_name_unless_that_is_allowed(tmp_path):
+    for number in (0, 2):
+        tar = tar_bytes({f"{number}.png": image_bytes(number)})
+        add(tmp_path, f"t-{number:05d}-of-00003.tar", tar)
+    with pytest.raises(SourceError, match=r"missing: t-00001-of-00003.*--allow-missing-parts"):
+        adopted(tmp_path)
+    config = config_of(tmp_path, tmp_path / "out", source="webdataset")
+    with pytest.raises(SourceError, match="missing: t-00001-of-00003"):
+        open_source(config).survey()
+    adopt(AdoptConfig(input=str(tmp_path), allow_missing_parts=True), HERE)
+    assert len(ours(tmp_path)) == 2
 
 
 def patterns(manifest: manifests.Manifest) -> dict[str, list[str]]:

@@ -10,6 +10,8 @@ import pandas
 import pytest
 from pyarrow import parquet
 
+from pipelines.config import AdoptConfig
+from pipelines.sets.adopt import adopt
 from pipelines.sets.catalog import read_catalog, write_catalog
 from shardset.errors import ConfigError, DamagedShard
 from shardset.format.manifest import load
@@ -18,8 +20,9 @@ from shardset.format.tar import StoredSample
 from shardset.order.epoch import Order
 from shardset.storage.open import open_storage
 from shardset.stream.timetable import Timetable
-from tests.makers.built import inspected
+from tests.makers.built import HERE, inspected
 from tests.makers.shardset import encode, new_set, pixels, put, references
+from tests.makers.tars import tar_bytes
 
 BASE = ["id", "key", "label", "class", "width", "height", "bytes", "source", "json"]
 
@@ -42,7 +45,7 @@ def test_a_row_is_a_sample_in_the_order_of_its_tar(tmp_path):
     samples = [
         sample(0, info={"artist": "A", "year": 1900, "tags": ["x"]}),
         # which Python writes, and DuckDB and others don't read
-        sample(1, info={"year": float("nan")}),
+        sample(1, info={"year": float("nan"), "size": [float("-inf")]}),
         sample(2, info=[1], image=False, label=-1),
         sample(3),
     ]
@@ -54,7 +57,7 @@ def test_a_row_is_a_sample_in_the_order_of_its_tar(tmp_path):
     info = '{"artist": "A", "year": 1900, "tags": ["x"]}'
     assert [[*row.values()] for row in first.drop_columns("bytes").to_pylist()] == [
         [0, "s0", 1, "class 1", 10, 8, "raw/s0.png", info],
-        [1, "s1", 1, "class 1", 11, 8, "raw/s1.png", None],
+        [1, "s1", 1, "class 1", 11, 8, "raw/s1.png", '{"year": null, "size": [null]}'],
     ]
     whole = read_catalog(load(str(tmp_path)), "train")
     assert whole["id"].to_pylist() == [0, 1, 2, 3]
@@ -64,6 +67,24 @@ def test_a_row_is_a_sample_in_the_order_of_its_tar(tmp_path):
     assert whole["json"].to_pylist()[2:] == ["[1]", None]
     read = pandas.concat(pandas.read_parquet(tmp_path / name) for name in files)
     assert read.groupby("class").size().to_dict() == {"class 1": 3}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_json_is_what_the_build_takes_for_json(tmp_path, encoding):
+    texts = ['{"label": 7, "name": "é"}', '{"label": 7, "x": NaN}', '{"label": 7', "\udcff"]
+    members = dict[str, bytes]()
+    for number, text in enumerate(texts):
+        members[f"{number}.png"] = encode(pixels(number, 8, 8), "png")
+        members[f"{number}.json"] = text.encode(encoding, "surrogatepass")
+    (tmp_path / "t-0.tar").write_bytes(tar_bytes(members))
+    adopt(AdoptConfig(input=str(tmp_path)), HERE)
+    write_catalog(str(tmp_path))
+    rows = read_catalog(load(str(tmp_path)), "t").to_pylist()
+    assert [json.loads(row["json"]) for row in rows] == [
+        {"label": 7, "name": "é"},
+        {"label": 7, "x": None},
+    ]
+    assert [row["label"] for row in rows] == [7, 7]
 
 
 def test_a_file_of_another_tar_or_a_damaged_one_is_made_anew(tmp_path):

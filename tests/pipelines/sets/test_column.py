@@ -125,6 +125,30 @@ def test_a_table_in_any_order_gives_values_by_key_and_what_it_lacks_is_nan_or_em
             assert caption == category == (f"number {number}".encode() if number in chosen else b"")
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (pa.array(np.arange(40, dtype=np.float32)), np.float32(3)),
+        (pa.array(range(40), pa.uint8()), np.uint8(3)),
+        (pa.array([number % 2 == 1 for number in range(40)]), np.True_),
+        (pa.array([[1.0, number] for number in range(40)]), np.array([1.0, 3.0])),
+        (
+            pa.array([[number] for number in range(40)], pa.list_view(pa.float32())),
+            np.array([3], np.float32),
+        ),
+        (pa.array([f"n{number}" for number in range(40)], pa.string_view()), b"n3"),
+        (pa.array([b"%d" % number for number in range(40)], pa.binary_view()), b"3"),
+        (pa.array([b"%d" % (number % 10) for number in range(40)], pa.binary(1)), b"3"),
+    ],
+    ids=lambda values: str(getattr(values, "type", "")),
+)
+def test_a_table_has_numbers_texts_bytes_or_lists_of_any_type_of_arrow(folder, values, expected):
+    written(folder, "v", table(folder, key=pa.array(KEYS, pa.string_view()), v=values))
+    [value] = read(folder, "v")[3]
+    assert value == expected if isinstance(expected, bytes) else np.array_equal(value, expected)
+    assert isinstance(expected, bytes) or value.dtype == expected.dtype
+
+
 def test_tars_of_others_give_values_once_they_are_adopted(folder, tmp_path):
     members = [
         (f"{key}.emb.npy", npy(np.full((2, 2), number, np.int16)))
@@ -256,7 +280,7 @@ def test_a_column_of_another_version_of_the_set_is_refused(folder):
         ({"key": KEYS[:2], "x": [[1.0], [1.0, 2.0]]}, "expected one shape and type"),
         ({"key": KEYS[:1] * 2, "x": [[1.0], [1.0]]}, "a key twice"),
         ({"id": [1, 2], "x": [[1.0], [1.0]]}, "expected a column key"),
-        ({"key": KEYS[:2], "x": [1.5, 2.5]}, "double.*expected a column key"),
+        ({"key": KEYS[:2], "x": [{"a": 1.5}] * 2}, "struct.*expected a column key"),
         ({"key": KEYS[:2], "x": [[1.0], [2.0]], "y": [[1.0], [2.0]]}, "expected a column key"),
     ],
 )

@@ -1,16 +1,15 @@
 import os
-from itertools import product
+import unicodedata
 
 import pytest
 from torchvision.datasets import ImageFolder
 
 from pipelines.build import build
 from pipelines.config import BuildConfig
-from pipelines.holdout import Holdout
 from pipelines.sources import open_source
 from pipelines.sources.base import Extent
 from pipelines.sources.folder import Folder
-from shardset.errors import ConfigError, ShardsetError, SourceError
+from shardset.errors import ShardsetError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.storage.open import open_storage
 from tests.makers.built import HERE, add
@@ -42,10 +41,33 @@ def test_splits_share_the_labels_of_the_union_of_their_classes(tmp_path):
         ("val", "val/b/1", 1),
         ("val", "val/c/1", 2),
     ]
-    assert source.survey().notes == [
-        "split train has no images of 1 class: c",
-        "split val has no images of 1 class: a",
-    ]
+    assert source.survey().splits == {"train", "val"}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_class_names_that_differ_by_their_unicode_form_are_one_class(tmp_path, depth):
+    names = [unicodedata.normalize(form, "café" + "/ガ" * (depth - 1)) for form in ("NFC", "NFD")]
+    write_images(tmp_path, [f"train/{names[0]}/1.png", f"val/{names[1]}/1.png", "val/a/b/1.png"])
+    source = opened(tmp_path, class_depth=depth)
+    assert [info.name for info in source.survey().classes][1:] == [names[0]]
+    assert [sample.label for sample in read(source)] == [1, 0, 1]
+
+
+def test_a_split_without_any_class_of_the_training_split_is_refused(tmp_path):
+    write_images(tmp_path, ["train/n01/images/1.png", "train/n02/1.png", "val/images/1.png"])
+    message = (
+        r"no class of split val \(images\) is one of training \(n01, n02\); .*--source listing"
+    )
+    with pytest.raises(SourceError, match=message):
+        opened(tmp_path).survey()
+
+
+def test_a_class_folder_without_images_is_noted(tmp_path):
+    write_images(tmp_path, ["train/cat/1.png", "val/cat/1.png"])
+    for name in ("train/dog", "val/emu/x", ".git/x", "val/cat/y"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "train/dog/.gitkeep").touch()
+    assert "no image in 2 class folders: dog, emu" in opened(tmp_path).survey().notes
 
 
 def test_a_sample_is_called_by_its_path_and_pinned_to_what_the_survey_saw(tmp_path):
@@ -126,24 +148,6 @@ def test_a_name_that_is_no_utf8_is_an_error_that_prints_it(tmp_path):
     os.rename(tmp_path / "cat" / "1.png", os.fsencode(tmp_path / "cat") + b"/\xff.png")
     with pytest.raises(SourceError, match=r"cat/\\xff\.png: this name is not valid UTF-8; rename"):
         opened(tmp_path).survey()
-
-
-# --- holdout
-
-
-def test_every_class_is_in_every_split_of_a_holdout(tmp_path):
-    write_class_folders(tmp_path, ["a", "b", "c"], 2)
-    write_images(tmp_path, ["rare/1.png", "a/deep/er/1.png"])
-    source = opened(tmp_path, holdout=Holdout({"test": 0.1}, seed=3))
-    seen = {(sample.label, sample.split) for sample in read(source)}
-    assert seen == {*product(range(3), ("train", "test")), (3, "train")}
-    assert "split test has no images of 1 class: rare" in source.survey().notes
-
-
-def test_a_holdout_of_folders_that_are_splits_already_is_refused(tmp_path):
-    write_class_folders(tmp_path, ["a"], 1, splits=["train", "test"])
-    with pytest.raises(ConfigError, match=r"splits already \(test, train\); leave --holdout out"):
-        opened(tmp_path, holdout=Holdout({"test": 0.1})).survey()
 
 
 # --- layouts that are neither

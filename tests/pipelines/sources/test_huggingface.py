@@ -4,20 +4,22 @@ the hub holds.
 
 import json
 import shutil
-from itertools import product
 from pathlib import Path
 from typing import Any
 
+import datasets.table
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, Features, Image, Value, disable_progress_bars
 
-from pipelines.holdout import Holdout
+from pipelines.sources import huggingface
+from pipelines.sources.base import Rejected
 from pipelines.sources.huggingface import HuggingFace
-from shardset.errors import ConfigError, SourceError
+from shardset.errors import SourceError
 from shardset.storage.open import open_storage
+from tests.makers.folders import write_images
 from tests.makers.images import image_bytes
 from tests.makers.spools import MemorySpool, read
 
@@ -76,9 +78,8 @@ def test_every_row_of_a_data_set_becomes_a_sample_with_its_bytes_and_the_name_of
     assert [info.name for info in source.survey().classes] == CLASSES
     contents = [spool.content(sample.fields["png"]) for sample in samples[2:]]
     assert contents == [*map(image_bytes, range(8))]
-    took, missing = source.survey().notes
+    [took] = source.survey().notes
     assert took.startswith("took the images from column 'image' and the labels from 'label'; ")
-    assert missing == "split test has no images of 1 class: dog"
 
 
 def test_the_rows_are_those_that_datasets_itself_reads(tmp_path):
@@ -150,20 +151,54 @@ def test_numbers_without_names_and_a_column_of_bare_bytes_will_do(tmp_path):
 
 
 def test_bad_rows_are_rejected_in_their_place(tmp_path):
-    feature = {"names": CLASSES, "_type": "ClassLabel"}
-    metadata = {"huggingface": json.dumps({"info": {"features": {"label": feature}}})}
     lost = {"image": {"bytes": None, "path": "/x/2.png"}, "label": 1}
-    rows = [row(0), row(1) | {"label": 7}, lost, {"image": None, "label": 0}, row(4)]
-    path = write_plain(tmp_path / "train.parquet", rows, metadata=metadata)
+    path = write_plain(tmp_path / "train.parquet", [row(0), lost, {"image": None, "label": 0}])
     samples = read(opened(path.parent))
     assert [getattr(sample, "reason", sample.name) for sample in samples] == [
         "train.parquet/0/000.png",
-        "label 7, expected 0 to 2",
-        "its image has no bytes, only the path /x/2.png; write the data set with its images",
+        f"its image has no bytes, only the path /x/2.png; {huggingface._EMBED}",
         "empty",
-        "train.parquet/4/004.png",
     ]
-    assert [sample.name for sample in samples][3] == "train.parquet/3"
+    assert [sample.name for sample in samples][2] == "train.parquet/2"
+
+
+def test_the_advice_on_images_without_bytes_makes_a_file_with_their_bytes(tmp_path):
+    write_images(tmp_path, ["0.png", "1.png"])
+    files = [str(tmp_path / f"{number}.png") for number in (0, 1)]
+    lost = Dataset.from_dict({"image": files, "label": [0, 1]}).cast_column("image", Image())
+    lost.to_parquet(tmp_path / "train.parquet")
+    assert {type(one) for one in read(opened(tmp_path))} == {Rejected}
+    assert ".with_format('arrow').map(datasets.table.embed_table_storage, batched=True)" in (
+        huggingface._EMBED
+    )
+    whole = lost.with_format("arrow").map(datasets.table.embed_table_storage, batched=True)
+    whole.to_parquet(tmp_path / "train.parquet")
+    spool = MemorySpool()
+    found = [spool.content(one.fields["png"]) for one in read(opened(tmp_path), spool)]
+    assert found == [Path(file).read_bytes() for file in files]
+
+
+BYTES = pa.array([image_bytes(number) for number in range(3)])
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        BYTES.cast(pa.binary_view()),
+        BYTES.cast(pa.large_binary()),
+        BYTES.dictionary_encode(),
+        pa.StructArray.from_arrays([BYTES.cast(pa.binary_view())], ["bytes"]),
+    ],
+    ids=lambda images: str(images.type),
+)
+def test_images_and_labels_of_any_type_of_arrow_for_bytes_and_text_are_read(tmp_path, images):
+    labels = pa.array(["a", "b", "a"]).cast(pa.string_view())
+    pq.write_table(pa.table({"image": images, "label": labels}), tmp_path / "x.parquet")
+    spool = MemorySpool()
+    samples = read(opened(tmp_path), spool)
+    assert [sample.label for sample in samples] == [0, 1, 0]
+    found = [spool.content(next(iter(sample.fields.values()))) for sample in samples]
+    assert found == BYTES.to_pylist()
 
 
 # --- files and splits
@@ -203,31 +238,40 @@ def test_a_unit_is_a_run_of_row_groups_and_is_json(tmp_path):
     assert keys == [f"train/{number:03d}" for number in range(25)]
 
 
-# --- holdout
+# --- parts
 
 
-def test_a_holdout_is_by_class_and_does_not_change_as_rows_are_added_or_files_cut_otherwise(
-    tmp_path,
+NAMES = [f"train-{number:05d}-of-00004" for number in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("names", "listed"),
+    [
+        ([NAMES[0], NAMES[1], NAMES[3]], "missing: train-00002-of-00004"),
+        (NAMES[:2], "missing: train-00002-of-00004, train-00003-of-00004"),
+        ([name.replace("-00000", "-00005") for name in NAMES[:1]], "missing: train-00000"),
+        (["part-1-of-3", "part-3-of-3"], "missing: part-00002-of-00003"),
+        ([*NAMES, "train-00000-of-00001"], r"5 files train-\*.parquet for 4 parts .missing: none"),
+        ([f"{NAMES[0]}-{'a' * 16}", *NAMES], "5 files .* for 4 parts"),
+        (["train-00000-of-00002", *(f"train-0000{n}-of-00003" for n in range(3))], "4 files .* 3"),
+    ],
+)
+def test_missing_parts_and_two_exports_are_refused_by_name_unless_they_are_allowed(
+    tmp_path, names, listed
 ):
-    rows = [*map(row, range(120))]
-    holdout = Holdout({"test": 0.2}, seed=1)
-    write(tmp_path / "one/train-00000-of-00001.parquet", rows[:100])
-    before = {s.key: s.split for s in read(opened(tmp_path / "one", holdout=holdout))}
-    for number, some in enumerate([rows[:30], rows[30:]]):
-        write(tmp_path / f"two/train-{number:05d}-of-00002.parquet", some)
-    samples = read(opened(tmp_path / "two", holdout=holdout))
-    assert {(s.label, s.split) for s in samples} == {*product(range(3), ("train", "test"))}
-    assert before.items() <= {s.key: s.split for s in samples}.items()
+    for number, name in enumerate(names):
+        write(tmp_path / f"{name}.parquet", [row(number)])
+    with pytest.raises(SourceError, match=f"{listed}.*--allow-missing-parts"):
+        opened(tmp_path).survey()
+    assert len(read(opened(tmp_path, allow_missing_parts=True))) == len(names)
+    assert len(read(opened(tmp_path, f"{names[0]}.parquet"))) == 1
 
 
-def test_a_holdout_of_files_that_are_splits_is_refused(tmp_path):
-    for split in ("train", "test"):
-        write(tmp_path / f"{split}.parquet", [row(0)])
-    with pytest.raises(
-        ConfigError,
-        match=r"splits already \(test, train\); leave --holdout out, or",
-    ):
-        opened(tmp_path, holdout=Holdout({"val": 0.1})).survey()
+def test_all_parts_from_0_or_from_1_and_names_that_are_no_parts_are_read(tmp_path):
+    stems = [f"{name}-{number:016x}" for number, name in enumerate(NAMES)]
+    for number, name in enumerate([*stems, "test-1-of-2", "test-2-of-2", "of-train-2"]):
+        write(tmp_path / f"{name}.parquet", [row(number)])
+    assert len(read(opened(tmp_path))) == 7
 
 
 # --- what is refused

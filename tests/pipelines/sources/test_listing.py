@@ -1,7 +1,6 @@
 import datetime
 import json
 from dataclasses import replace
-from itertools import product
 
 import pandas
 import pyarrow as pa
@@ -9,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.config import BuildConfig
-from pipelines.holdout import Holdout
 from pipelines.sources import open_source
 from pipelines.sources.base import Extent, RawSample, Rejected
 from pipelines.sources.formats.records import MAX_LINE_BYTES
@@ -66,7 +64,6 @@ def test_numbers_are_labels_as_they_are_and_name_the_classes(images, kind):
     survey = source.survey()
     assert [sample.label for sample in read(source)] == [2, 0]
     assert [(info.label, info.name) for info in survey.classes] == [(0, "0"), (1, "1"), (2, "2")]
-    assert survey.notes == ["split train has no images of 1 class: 1"]
 
 
 @pytest.mark.parametrize(
@@ -292,33 +289,14 @@ def test_a_malformed_parquet_listing_is_an_error_with_its_row(images, columns, m
         parquet_of(images, columns).survey()
 
 
-# --- holdout
-
-
-def test_a_holdout_goes_by_the_key_and_gives_every_class_every_split(images):
-    rows = [{"path": "3.ppm", "label": number // 20, "key": f"k{number}"} for number in range(62)]
-    path = write_jsonl(images / "list.jsonl", rows)
-    holdout = Holdout({"test": 0.001}, seed=1)
-    samples = read(opened(path, holdout=holdout))
-    assert {(s.label, s.split) for s in samples} == {*product(range(4), ("train", "test"))}
-    write_jsonl(path, reversed(rows))
-    again = read(opened(path, holdout=holdout))
-    assert {(s.key, s.split) for s in again} == {(s.key, s.split) for s in samples}
-
-
-def test_a_holdout_of_a_listing_with_splits_is_refused(images):
-    path = write_csv(
-        images / "list.csv", ["path", "label", "split"], [["3.ppm", 0, ""], ["a/1.png", 0, "train"]]
-    )
-    with pytest.raises(ConfigError, match="line 3: --holdout with splits already \\(train\\)"):
-        opened(path, holdout=Holdout({"test": 0.5})).survey()
+# --- options
 
 
 @pytest.mark.parametrize(
     ("source", "option", "takers"),
     [
         ("listing", {"class_depth": 2}, "folder"),
-        ("imagenet", {"holdout": {"test": 0.1}}, "coco and folder and hf and listing"),
+        ("imagenet", {"path_column": "x"}, "hf and listing"),
     ],
 )
 def test_an_option_of_other_sources_is_refused(tmp_path, source, option, takers):
@@ -327,6 +305,39 @@ def test_an_option_of_other_sources_is_refused(tmp_path, source, option, takers)
         ConfigError, match=f"--[a-z-]+ has no meaning for {source}, only for {takers}; leave it out"
     ):
         open_source(config)
+
+
+# --- quotes
+
+BETWEEN = [[f"{number}.png", "a photo"] for number in range(3)]
+
+
+@pytest.mark.parametrize("mark", ["\t", ";", ","])
+@pytest.mark.parametrize(
+    ("rows", "lines"),
+    [
+        ([["a.png", '"The thinker'], *BETWEEN, ["b.jpg", '42"']], "2 to 6 .* 5 rows"),
+        ([*BETWEEN, ["a.png", '"Untitled'], ["b.jpg", 'oil, 20 x 30"']], "5 to 6 .* 2 rows"),
+    ],
+)
+@pytest.mark.parametrize("turn", [1, -1])
+def test_rows_that_become_one_by_their_quotes_are_refused_with_their_lines(
+    tmp_path, rows, lines, mark, turn
+):
+    rows = [[cell.replace(",", " ") for cell in row] for row in rows]
+    text = [mark.join(row[::turn]) for row in [["path", "caption"], *rows]]
+    (tmp_path / "x.csv").write_text("\n".join(text))
+    with pytest.raises(SourceError, match=f"x.csv: lines {lines} without; save .* JSONL"):
+        opened(tmp_path / "x.csv", label_column="").listed()
+
+
+@pytest.mark.parametrize("mark", ["\t", ";", ","])
+def test_quoted_cells_with_line_breaks_quotes_and_delimiters_are_texts(images, mark):
+    texts = ["two\nlines", 'a "word",\r\nand; more', f"one{mark}\ntwo{mark}", "\n\n", "x\na, b.c"]
+    table = pandas.DataFrame({"path": "3.ppm", "caption": texts})
+    table.to_csv(images / "x.tsv", sep=mark, index=False, lineterminator="\r\n")
+    found = read(opened(images / "x.tsv", label_column=""))
+    assert [json.loads(one.fields["json"])["caption"] for one in found] == texts
 
 
 # --- malformed listings
