@@ -40,13 +40,15 @@ class Result:
     """The result of a build; `published` is the head of its manifest, None after a dry run or a
     build of some shards.
 
-    `rejected` holds the first rejected samples and why, if they are few or after a dry run.
+    `kept` says which files could not be removed. `rejected` holds the first rejected samples and
+    why, if they are few or after a dry run.
 
     `shardset.format.manifest.load` reads the manifest itself, which lists every shard.
     """
 
     plan: PlanFile
     rejected: list[str]
+    kept: list[str]
     published: Manifest | None
     counters: dict[str, int]
     seconds: float
@@ -100,9 +102,11 @@ def _run(
         )
     files = prepared.files
     with files.while_current():
-        replacing.remove_slices(files)
+        kept = prepared.kept | replacing.remove_slices(files)
         plan = files.read_record(paths.PLAN, PlanFile)
-    published = None if dry_run else _published(output, plan)
+        published = None if dry_run else _published(output, plan)
+        if published:  # what the commit could not remove
+            kept |= replacing.remove_replaced(files)
     path = naming.quarantine_path() if dry_run else ""
     # an append's list also has the entries of earlier builds
     if published and 0 < plan.num_rejected == published.quarantine.count <= MAX_REASONS:
@@ -112,6 +116,7 @@ def _run(
     return Result(
         plan=plan,
         rejected=[f"{entry['name']}: {entry['reason']}" for entry in first_rejected],
+        kept=replacing.note_on(kept),
         published=published,
         counters=counters,
         seconds=time.monotonic() - started,

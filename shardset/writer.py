@@ -26,7 +26,7 @@ from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine
 from shardset.format.shards import pattern_of
 from shardset.format.tar import StoredSample, TarBuilder
 from shardset.format.write import OpenWriter, write_index, write_split
-from shardset.storage.base import ABSENT, ObjectWriter, Storage
+from shardset.storage.base import ABSENT, ObjectWriter, Storage, try_to_delete
 from shardset.storage.open import open_storage
 from shardset.version import __version__
 
@@ -203,7 +203,8 @@ class Writer:
         for split in self._splits.values():
             split.tar.__exit__(type(error), error, error.__traceback__)
         for path in self._created:
-            self._storage.delete(path)
+            if failure := try_to_delete(self._storage, path):
+                error.add_note(f"{path} stays: {failure}")
 
     def _refuse(self, prefix: str, why: str) -> None:
         if (found := next(self._storage.list(prefix), None)) is not None:

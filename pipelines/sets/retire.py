@@ -34,9 +34,9 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a compaction: the newest version, its lost samples, and their former shards.
 
     `waiting` files of older versions are removed by the same call from `after` (ISO 8601) on;
-    `removed` counts those that were, by folder, with `num_bytes`. `tags` name versions that go with
-    them. `same_images` are the keys of samples that stay, though their images are equal to dropped
-    ones. `side_files` may still name dropped samples.
+    `removed` counts those that were, by folder, with `num_bytes`, and `kept` says which can't be.
+    `tags` name versions that go with them. `same_images` are the keys of samples that stay, though
+    their images are equal to dropped ones. `side_files` may still name dropped samples.
     """
 
     version: int = 0
@@ -46,6 +46,7 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True):
     after: str | None = None
     removed: dict[str, int] = {}
     num_bytes: int = 0
+    kept: list[str] = []
     tags: list[str] = []
     same_images: list[str] = []
     side_files: list[str] = []
@@ -91,7 +92,7 @@ def retire(
     tagged = versions.tags(storage)  # before the versions, so that none is too new to be known
     newest = manifests.read_head(storage)
     others = list(manifests.older(storage))
-    replace.remove_stopped(storage, newest.number)
+    kept = replace.remove_stopped(storage, newest.number)
     of_newest = manifests.files_of(newest)
 
     def is_stale(one: Manifest) -> bool:
@@ -113,6 +114,7 @@ def retire(
             return msgspec.structs.replace(done, waiting=len(names), after=when)
         refuse_unfinished(storage, newest)  # one that has begun meanwhile would lose its plan
         tars = [name for name in names if name.endswith(".tar")]
+        names |= replace.unfinished_files(storage) - listed  # of a set that was replaced
         names |= replace.planned(storage, listed)
         names |= {*map(naming.catalog_of, tars), *(f"{tar}.idx" for tar in tars)}
         names |= {naming.REPORT, *map(versions.tag_path, tags)}  # the page shows pictures of them
@@ -122,12 +124,16 @@ def retire(
         done = msgspec.structs.replace(done, side_files=[])
     removed = list(replace.existing(storage, names))
     last = list(replace.existing(storage, {SINCE, *(versions.path(one.number) for one in stale)}))
-    for stats in (removed, last):  # a rerun needs the manifests to know which files are left
-        replace.delete_all(storage, stats)
+    kept |= replace.delete_all(storage, removed)
+    if not kept:  # a rerun needs the manifests to know which files are left
+        kept = replace.delete_all(storage, last)
+        removed += last
+    gone = [stat for stat in removed if stat.name not in kept]
     return msgspec.structs.replace(
         done,
-        removed=dict(Counter(stat.name.rpartition("/")[0] for stat in [*removed, *last])),
-        num_bytes=sum(stat.num_bytes for stat in removed),
+        removed=dict(Counter(stat.name.rpartition("/")[0] for stat in gone)),
+        num_bytes=sum(stat.num_bytes for stat in gone),
+        kept=replace.note_on(kept),
     )
 
 

@@ -41,7 +41,7 @@ _STATUS = re.compile(r"status code: (\d{3})")
 # 409: another write goes on
 _PASSING = re.compile("SHA256Mismatch|BadDigest|RequestTimeout|status code: (409|416)")
 _TAKEN = re.compile("BlobAlreadyExists")  # 409 too, in Azure
-_LASTING = re.compile("incorrectly configured region|invalid path|parse path")
+_LASTING = re.compile("incorrectly configured region|invalid path|parse path|BlobImmutable")
 
 
 @dataclass(frozen=True, slots=True)
