@@ -16,6 +16,7 @@ from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from pipelines.begin import prepare
 from pipelines.config import BuildConfig
+from pipelines.export.stale import STALE, stale
 from pipelines.pipeline import NAMESPACE, PreparedBuild, construct
 from pipelines.plan import paths
 from pipelines.plan.records import PlanFile
@@ -40,15 +41,15 @@ class Result:
     """The result of a build; `published` is the head of its manifest, None after a dry run or a
     build of some shards.
 
-    `kept` says which files could not be removed. `rejected` holds the first rejected samples and
-    why, if they are few or after a dry run.
+    `notes` say which files could not be removed, and which side files are of an older version.
+    `rejected` holds the first rejected samples and why, if they are few or after a dry run.
 
     `shardset.format.manifest.load` reads the manifest itself, which lists every shard.
     """
 
     plan: PlanFile
     rejected: list[str]
-    kept: list[str]
+    notes: list[str]
     published: Manifest | None
     counters: dict[str, int]
     seconds: float
@@ -107,6 +108,10 @@ def _run(
         published = None if dry_run else _published(output, plan)
         if published:  # what the commit could not remove
             kept |= replacing.remove_replaced(files)
+    notes = replacing.note_on(kept)
+    if published and (config.append or config.overwrite):
+        sides = stale(output, manifests.opened(output, published))
+        notes += [f"{name} {STALE}" for name in sorted(sides)]
     path = naming.quarantine_path() if dry_run else ""
     # an append's list also has the entries of earlier builds
     if published and 0 < plan.num_rejected == published.quarantine.count <= MAX_REASONS:
@@ -116,7 +121,7 @@ def _run(
     return Result(
         plan=plan,
         rejected=[f"{entry['name']}: {entry['reason']}" for entry in first_rejected],
-        kept=replacing.note_on(kept),
+        notes=notes,
         published=published,
         counters=counters,
         seconds=time.monotonic() - started,

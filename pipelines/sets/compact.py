@@ -10,6 +10,7 @@ from itertools import compress, groupby
 import msgspec
 import numpy as np
 
+from pipelines.export.stale import CARD
 from pipelines.plan import files as plan_files
 from pipelines.plan import tables
 from pipelines.sets.keys import refuse_unknown
@@ -144,8 +145,9 @@ def lines(done: Compacted) -> list[str]:
         found.append(f"tags of versions that {what}: {', '.join(done.tags)}")
     if done.side_files:
         found.append(
-            f"may still name dropped samples: {', '.join(done.side_files)}; --side-files removes "
-            "them, once nothing waits"
+            f"may still name dropped samples or old tars: {', '.join(done.side_files)}; make them"
+            f" again (`shardset export --overwrite`), or --side-files removes all but {CARD}, once"
+            " nothing waits"
         )
     found += [f"{note}; give the same command again when that is allowed" for note in done.kept]
     if done.removed:

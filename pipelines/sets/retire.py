@@ -1,6 +1,5 @@
 """Removes what only older versions of a set need, and finds what else may name their samples."""
 
-import re
 from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
@@ -10,6 +9,7 @@ from itertools import compress
 import msgspec
 
 from pipelines.check.problems import quarantine_entry
+from pipelines.export.stale import CARD, stale
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.write import history, replace
@@ -23,11 +23,6 @@ from shardset.storage.checked import read_small
 
 SINCE = f"{versions.FOLDER}removal.json"
 """When the old files of a compaction began to wait for their removal."""
-
-_EXPORTS = ("wids-", "_info.json", ".nv-meta/.info.json")
-"""The side files of other readers that list tars."""
-
-_TAR = re.compile(rb'"([!#-~]+\.tar)"')
 
 
 class Compacted(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,15 +94,17 @@ def retire(
         lost = manifests.files_of(one) - of_newest - {one.quarantine.path}
         return bool(lost) or without(storage, one, keys) is not None
 
-    stale = [one for one in others if is_stale(one)]
-    left = [newest, *(one for one in others if one not in stale)]
+    outdated = [one for one in others if is_stale(one)]
+    left = [newest, *(one for one in others if one not in outdated)]
     listed = manifests.files_of(*left)
     digests = {one.digest for one in left}
     tags = sorted(name for name, tag in tagged.items() if tag.digest not in digests)
-    names = manifests.files_of(*stale) - listed
-    sides = _side_files(storage, listed)
+    names = manifests.files_of(*outdated) - listed
+    sides = _old_columns(storage, listed)
+    exports = stale(storage, manifests.opened(storage, newest))
+    sides |= {name.removesuffix(".info.json") for name in exports}
     done = msgspec.structs.replace(done, version=newest.number, tags=tags, side_files=sorted(sides))
-    if stale:
+    if outdated:
         after = _waiting_since(storage, now) + grace
         if now < after:
             when = after.isoformat(timespec="minutes")
@@ -121,9 +118,12 @@ def retire(
     if side_files:
         folders = [name for name in sides if name.endswith("/")]
         names |= sides | {stat.name for folder in folders for stat in storage.list(folder)}
-        done = msgspec.structs.replace(done, side_files=[])
+        names -= {CARD}
+        done = msgspec.structs.replace(done, side_files=sorted(sides & {CARD}))
     removed = list(replace.existing(storage, names))
-    last = list(replace.existing(storage, {SINCE, *(versions.path(one.number) for one in stale)}))
+    last = list(
+        replace.existing(storage, {SINCE, *(versions.path(one.number) for one in outdated)})
+    )
     kept |= replace.delete_all(storage, removed)
     if not kept:  # a rerun needs the manifests to know which files are left
         kept = replace.delete_all(storage, last)
@@ -137,17 +137,13 @@ def retire(
     )
 
 
-def _side_files(storage: Storage, listed: Collection[str]) -> set[str]:
-    """The folders of columns, and exports, with tars that no version lists."""
+def _old_columns(storage: Storage, listed: Collection[str]) -> set[str]:
+    """The folders of columns with tars that no version lists."""
     found = set[str]()
     for name in (stat.name for stat in storage.list(COLUMNS_FOLDER)):
         _, column, *path = name.split("/", 2)
         if path and name.endswith(".tar") and path[0] not in listed:
             found.add(f"{COLUMNS_FOLDER}{column}/")
-    for name in (stat.name for prefix in _EXPORTS for stat in storage.list(prefix)):
-        tars = {tar.decode() for tar in _TAR.findall(storage.read(name))}
-        if any(map(naming.is_shard_file, tars.difference(listed))):
-            found.add(name.removesuffix(".info.json"))
     return found
 
 
