@@ -59,10 +59,16 @@ def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
     ):
         units = write_units(survey.units, lines)
         start = _Start(config, output, source.input, survey)
-        files, file = start.begin(_describe(config, survey, units), lines)
+        files, file, kept = start.begin(_describe(config, survey, units), lines)
     num_bytes = survey.num_bytes or sum(survey.objects.values())
     return PreparedBuild(
-        config=config, source=source, files=files, file=file, units=units, num_bytes=num_bytes
+        config=config,
+        source=source,
+        files=files,
+        file=file,
+        units=units,
+        num_bytes=num_bytes,
+        kept=kept,
     )
 
 
@@ -77,13 +83,15 @@ class _Start:
     input: Storage
     survey: Survey
 
-    def begin(self, file: BuildFile, lines: IO[bytes]) -> tuple[PlanFiles, BuildFile]:
+    def begin(
+        self, file: BuildFile, lines: IO[bytes]
+    ) -> tuple[PlanFiles, BuildFile, replacing.Kept]:
         """Writes `plan/build.json` and the survey's `lines`, unless the same build has already
         begun there.
 
-        Removes what another build left unfinished, but keeps a finished set until it is replaced.
-        Raises ConfigError, with nothing removed, if this build reads any of those files, or if a
-        rerun would read what this one writes.
+        Removes what another build left unfinished, and returns what it could not remove, but keeps
+        a finished set until it is replaced. Raises ConfigError, with nothing removed, if this build
+        reads any of those files, or if a rerun would read what this one writes.
         """
         output = self.output
         generation = plan_files.generation_of(output, paths.BUILD)
@@ -105,7 +113,7 @@ class _Start:
             )
             if file != old:  # other libraries, on which no byte depends so far
                 _write_build(files, file, generation)
-            return files, file
+            return files, file, {}
         manifest_generation = plan_files.generation_of(output, naming.MANIFEST)
         replaced = replacing.manifest_at(output, naming.MANIFEST)
         why = f" ({'; '.join(changes)})" if changes else ""
@@ -152,12 +160,12 @@ class _Start:
         if plan_files.generation_of(output, naming.MANIFEST) != manifest_generation:
             raise plan_files.another_build(output, naming.MANIFEST)
         with files.while_current():
-            _lay_out(files, unfinished, replaced, lines, known=self.config.append)
+            kept = _lay_out(files, unfinished, replaced, lines, known=self.config.append)
         file = msgspec.structs.replace(
             file, ready=True, before=[suffix] if suffix in before else []
         )
         _write_build(files, file, generation)
-        return PlanFiles(output, file.digest), file
+        return PlanFiles(output, file.digest), file, kept
 
     def _refuse_foreign(self) -> None:
         url = self.output.url
@@ -244,15 +252,16 @@ def _lay_out(
     lines: IO[bytes],
     *,
     known: Known | None,
-) -> None:
-    """Removes the files of earlier builds, then writes the files that workers start from.
+) -> replacing.Kept:
+    """Removes the files of earlier builds, then writes the files that workers start from; returns
+    what it could not remove.
 
     `old` is the set there, which stays if the build appends to it: then the original names of its
     samples stay too.
     """
-    replacing.remove(files, unfinished)
-    kept = manifests.files_of(old) if old and known else set[str]()
-    replacing.remove(files, replacing.planned(files.output, kept) - {paths.BUILD})
+    listed = manifests.files_of(old) if old and known else set[str]()
+    kept = replacing.remove(files, unfinished)
+    kept |= replacing.remove(files, replacing.planned(files.output, listed) - {paths.BUILD})
     if old:
         files.write(paths.BASE if known else paths.REPLACED, manifests.to_json(old))
     if old and known:
@@ -261,3 +270,4 @@ def _lay_out(
         lines.seek(0)
         shutil.copyfileobj(lines, out, PIECE_BYTES)
     files.check_current()
+    return kept

@@ -10,13 +10,13 @@ from functools import partial
 from typing import TypeVar
 
 import apache_beam as beam
-import msgspec
 from apache_beam.metrics.execution import MetricResult
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from pipelines.begin import prepare
 from pipelines.config import BuildConfig
+from pipelines.export.stale import STALE, stale
 from pipelines.pipeline import NAMESPACE, PreparedBuild, construct
 from pipelines.plan import paths
 from pipelines.plan.records import PlanFile
@@ -42,14 +42,16 @@ class Result:
     """The result of a build; `published` is the head of its manifest, None after a dry run or a
     build of some shards.
 
-    `rejected` holds the first rejected samples and why, if they are few or after a dry run. The
-    plan has a note more on images that several splits share.
+    `notes` say which images several splits share, which files could not be removed, and which side
+    files are of an older version. `rejected` holds the first rejected samples and why, if they are
+    few or after a dry run.
 
     `shardset.format.manifest.load` reads the manifest itself, which lists every shard.
     """
 
     plan: PlanFile
     rejected: list[str]
+    notes: list[str]
     published: Manifest | None
     counters: dict[str, int]
     seconds: float
@@ -103,11 +105,17 @@ def _run(
         )
     files = prepared.files
     with files.while_current():
-        replacing.remove_slices(files)
+        kept = prepared.kept | replacing.remove_slices(files)
         plan = files.read_record(paths.PLAN, PlanFile)
-    published = None if dry_run else _published(output, plan)
+        published = None if dry_run else _published(output, plan)
+        if published:  # what the commit could not remove
+            kept |= replacing.remove_replaced(files)
+    notes = replacing.note_on(kept)
     if published and len(published.splits) > 1:
-        plan = msgspec.structs.replace(plan, notes=[*plan.notes, *leaks(output.url)])
+        notes += leaks(output.url)
+    if published and (config.append or config.overwrite):
+        sides = stale(output, manifests.opened(output, published))
+        notes += [f"{name} {STALE}" for name in sorted(sides)]
     path = naming.quarantine_path() if dry_run else ""
     # an append's list also has the entries of earlier builds
     if published and 0 < plan.num_rejected == published.quarantine.count <= MAX_REASONS:
@@ -117,6 +125,7 @@ def _run(
     return Result(
         plan=plan,
         rejected=[f"{entry['name']}: {entry['reason']}" for entry in first_rejected],
+        notes=notes,
         published=published,
         counters=counters,
         seconds=time.monotonic() - started,

@@ -30,6 +30,7 @@ from pipelines.plan.summaries import UnitOffsets, read_summaries, unit_offsets
 from pipelines.plan.survey import UnitRef, WrittenUnits, units_in
 from pipelines.sources.base import Source
 from pipelines.write.commit import Committer
+from pipelines.write.replace import Kept
 from pipelines.write.shard import ShardWriter
 from shardset.format.labels import MAX_LABEL
 from shardset.per_process import PerProcess
@@ -51,7 +52,8 @@ class PreparedBuild:
     """A build that is ready to run: what was asked for, what was surveyed, and where its plan files
     are.
 
-    `num_bytes` is the size of the input.
+    `num_bytes` is the size of the input. `kept` are files of earlier builds that could not be
+    removed.
     """
 
     config: BuildConfig
@@ -60,6 +62,7 @@ class PreparedBuild:
     file: BuildFile
     units: WrittenUnits
     num_bytes: int
+    kept: Kept
 
 
 def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = False) -> None:

@@ -32,7 +32,7 @@ def show(config: BuildConfig, result: "Result", console: Console) -> None:
 def sentences(config: BuildConfig, result: "Result") -> list[str]:
     """Sentences on notes, fixes, quarantine and speed."""
     plan, counters = result.plan, result.counters
-    lines = [f"note: {note}" for note in plan.notes]
+    lines = [f"note: {note}" for note in [*plan.notes, *result.notes]]
     lines += [f"fixed: {number:,} x {fix}" for fix, number in plan.fixes.items()]
     if plan.num_rejected:
         where = (
@@ -75,7 +75,7 @@ def to_json(config: BuildConfig, result: "Result") -> dict[str, Any]:
         },
         "quarantined": result.plan.num_rejected,
         "fixes": result.plan.fixes,
-        "notes": result.plan.notes,
+        "notes": result.plan.notes + result.notes,
         "counters": result.counters,
         "seconds": round(result.seconds, 3),
     }

@@ -3,6 +3,7 @@ indexes and manifest of a build.
 """
 
 import hashlib
+import json as jsons
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ from shardset.decode.image import decode
 from shardset.errors import ConfigError, UndecodableImage, require_int
 from shardset.format import manifest as manifests
 from shardset.format import naming
+from shardset.format.columns import npy
 from shardset.format.images import format_of, stored_png
 from shardset.format.index import with_fields
 from shardset.format.labels import MAX_LABEL, NO_LABEL, notes_on, plain_label, why_sparse
@@ -24,7 +26,7 @@ from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine
 from shardset.format.shards import pattern_of
 from shardset.format.tar import StoredSample, TarBuilder
 from shardset.format.write import OpenWriter, write_index, write_split
-from shardset.storage.base import ABSENT, ObjectWriter, Storage
+from shardset.storage.base import ABSENT, ObjectWriter, Storage, try_to_delete
 from shardset.storage.open import open_storage
 from shardset.version import __version__
 
@@ -95,11 +97,11 @@ class Writer:
     def write(
         self,
         *,
-        image: bytes | np.ndarray,
+        image: bytes | bytearray | memoryview | np.ndarray,
         label: SupportsFloat | str | None = None,
         key: str | None = None,
-        json: Mapping[str, Any] | Sequence[Any] | bytes | None = None,
-        fields: Mapping[str, bytes] | None = None,
+        json: Any = None,
+        fields: Mapping[str, Any] | None = None,
         split: str = "train",
     ) -> None:
         """Adds a sample to a split.
@@ -109,9 +111,11 @@ class Writer:
                 width] or [height, width, 3].
             label: A whole number from 0, also as text or float; None if there is none.
             key: The name of the sample, unique in all splits; by default its number.
-            json: A value to store as JSON in the field `json`, or its bytes.
-            fields: What is stored beside the image, by name, byte for byte, such as
-                {"txt": caption.encode(), "mask.png": png}.
+            json: The field `json`; None for none.
+            fields: What is stored next to the image, by name, such as {"txt": caption,
+                "emb.npy": array, "mask.png": png}. The last extension decides, as in webdataset:
+                arrays and numbers of NumPy as `npy`, text as `txt`, values as `json`, where text
+                must be JSON and is stored as it is. Bytes are stored as they are.
             split: The name of the split.
 
         Raises:
@@ -131,12 +135,11 @@ class Writer:
         number = NO_LABEL if label is None else self._number(label, where)
         if number != NO_LABEL:
             stored.append(("cls", str(number).encode()))
-        if json is not None:
-            stored.append(("json", json if isinstance(json, bytes) else msgspec.json.encode(json)))
-        for name, content in (fields or {}).items():
+        given = {} if json is None else {"json": json}
+        for name, value in [*given.items(), *(fields or {}).items()]:
             if not naming.is_field(name) or name == "cls" or name in dict(stored):
                 raise ConfigError(f"{where}: {name!r} can't name a field here")
-            stored.append((name, content))
+            stored.append((name, _content(name.rpartition(".")[2], value, f"{where}: {name}")))
         if split not in self._splits:
             self._refuse(
                 f"{split}/",
@@ -200,7 +203,8 @@ class Writer:
         for split in self._splits.values():
             split.tar.__exit__(type(error), error, error.__traceback__)
         for path in self._created:
-            self._storage.delete(path)
+            if failure := try_to_delete(self._storage, path):
+                error.add_note(f"{path} stays: {failure}")
 
     def _refuse(self, prefix: str, why: str) -> None:
         if (found := next(self._storage.list(prefix), None)) is not None:
@@ -273,7 +277,59 @@ class _SplitWriter:
         self._tars.append((self._builder, self._builder.take_index()))
 
 
-def _image_field(image: bytes | np.ndarray, where: str) -> tuple[str, bytes]:
+def _content(extension: str, value: Any, where: str) -> bytes:
+    """The bytes of a field; raises ConfigError for a value that its extension doesn't store."""
+    data = _bytes_of(value)
+    try:
+        match extension:
+            case "json" | "jsn":
+                return _json(value if data is None else data)
+            # Types of other libraries, such as bfloat16, come back as bytes without a type.
+            case "npy" if isinstance(value, np.ndarray | np.generic) and value.dtype.isbuiltin < 2:
+                return npy(np.asarray(value))
+            case "txt" | "text" | "transcript" if isinstance(value, str):
+                return value.encode()
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ConfigError(
+            f"{where} is {_kind_of(value)}, and {extension} can't store it ({error}); json stores"
+            " dicts and lists, and text that is JSON already; a caption is txt"
+        ) from error
+    if data is None:
+        raise ConfigError(
+            f"{where} is {_kind_of(value)}, expected bytes; or use an extension that stores it: npy"
+            " for arrays of NumPy, txt for text, json for other values"
+        )
+    return data
+
+
+def _json(value: Any) -> bytes:
+    """A value as JSON; bytes and text that are JSON as they are."""
+    if not isinstance(value, bytes | str):
+        return msgspec.json.encode(value, enc_hook=_plain)
+    jsons.loads(value)
+    return value if isinstance(value, bytes) else value.encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(_kind_of(value))
+
+
+def _bytes_of(value: object) -> bytes | None:
+    """Bytes from anything that holds bytes; None for all else, such as a view of other numbers."""
+    if isinstance(value, memoryview) and (value.format, value.ndim) == ("B", 1):
+        value = bytearray(value)
+    return bytes(value) if isinstance(value, bytes | bytearray) else None
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {list(value.shape)}"
+    return "None" if value is None else f"of type {type(value).__name__}"
+
+
+def _image_field(image: Any, where: str) -> tuple[str, bytes]:
     """The field and the content of an image; raises ConfigError or UndecodableImage."""
     if isinstance(image, np.ndarray):
         if (
@@ -282,19 +338,20 @@ def _image_field(image: bytes | np.ndarray, where: str) -> tuple[str, bytes]:
             or image.shape[2:] not in ((), (3,))
             or 0 in image.shape
         ):
-            found = f"{image.dtype} {list(image.shape)}"
             raise ConfigError(
-                f"{where}: pixels are {found}, expected uint8 [height, width] or [height, width, 3]"
+                f"{where}: pixels are {_kind_of(image)}, expected uint8 [height, width] or [height,"
+                " width, 3]"
             )
         return "png", stored_png.encoded(image)
-    if not isinstance(image, bytes):
+    data = _bytes_of(image)
+    if data is None:
         raise ConfigError(
-            f"{where}: image is a {type(image).__name__}, expected bytes, or an array of its"
-            " pixels: np.asarray(image)"
+            f"{where}: image is {_kind_of(image)}, expected bytes, or an array of its pixels:"
+            ' np.asarray(image.convert("RGB"))'
         )
     try:
-        decode(image)
-        return format_of(image), image
+        decode(data)
+        return format_of(data), data
     except UndecodableImage as error:
         raise UndecodableImage(error.reason, f"{where} {error.detail}".rstrip()) from error
 

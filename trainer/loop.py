@@ -2,20 +2,21 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from shlex import quote
 
 import msgspec
 
-from shardset.errors import StorageError
+from shardset.errors import ConfigError, NotFound, StorageError
 from shardset.storage.open import open_storage
 from shardset.terminal import on_standard_output
 from trainer.agreement import check_batch_size, model_identity_of
-from trainer.config import TrainConfig
+from trainer.config import CLASSES, TrainConfig, read_json
 from trainer.data.device_feed import DeviceFeed
 from trainer.data.epochs import BatchSource, steps_of
 from trainer.data.rows import Totals
-from trainer.data.splits import load_once, open_data, open_evaluation
+from trainer.data.splits import Data, load_once, open_data, open_evaluation
 from trainer.model.learner import Learner
 from trainer.run import OpenData, Run
 from trainer.run_folder import checkpoint
@@ -104,6 +105,8 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
         if is_of_run
         else checkpoint.at(open_storage(config.resume), print)
     )
+    if is_of_run and config.manifest is not None:
+        check_classes(config, data)
     checkpoint.check_identity(
         commit.identity, model_identity_of(config.model, data.num_classes), f"step {commit.step}"
     )
@@ -135,6 +138,18 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
             except StorageError as error:
                 print(f"note: the samples of highest loss are not kept ({error})")
             print(f"next: shardset report {quote(config.run_dir)}")
+
+
+def check_classes(config: TrainConfig, data: Data) -> None:
+    """Raises ConfigError if the evaluated set has other classes than the run was trained on."""
+    with suppress(NotFound):
+        known = tuple(read_json(open_storage(config.run_dir), CLASSES))
+        if data.class_names != known:
+            raise ConfigError(
+                f"{config.manifest}: {len(data.class_names)} classes {data.class_names[:3]}...; the"
+                f" run knows {len(known)}, {known[:3]}...: a label would mean another class; build"
+                " the set with the classes of the run in their order"
+            )
 
 
 def _end_epoch(run: Run) -> None:

@@ -7,15 +7,17 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from pipelines.check.problems import Problem, check_quarantine, lines_of, problem_of
 from pipelines.check.shard import ShardFindings, ShardTask, check_shard
+from pipelines.export.stale import STALE, stale
 from pipelines.images.options import options_to_read
 from pipelines.write import history, replace
-from shardset.errors import ConfigError, DamagedShard, StorageError
+from shardset.errors import ConfigError, DamagedShard, NotFound, StorageError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.program import count
@@ -187,6 +189,11 @@ def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
             return
         except StorageError as error:
             yield Problem(split, f"can't be listed: {error}")
+    with suppress(NotFound):  # the newest version, where the verified one may be a copy of it
+        newest = manifests.read_head(storage)
+        if newest.is_own:
+            sides = stale(storage, manifests.opened(storage, newest))
+            yield from (Problem(name, STALE) for name in sorted(sides))
     strays = history.unlisted(storage, names - manifests.files_of(manifest))
     resumed = replace.unfinished_files(storage) if strays else set()  # by the build that wrote them
     for name in sorted(strays - resumed):

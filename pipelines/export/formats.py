@@ -82,7 +82,11 @@ def hf_files(manifest: Manifest, prefix: str) -> Iterator[tuple[str, bytes]]:
 
 def rfdetr_files(manifest: Manifest, prefix: str) -> Iterator[tuple[str, bytes]]:
     """`SPLIT-index.json` for each split; ConfigError for a set without the categories of COCO."""
-    categories = [{"id": info.category_id, "name": info.name} for info in manifest.classes]
+    categories = [
+        {"id": info.category_id, "name": info.name}
+        for info in manifest.classes
+        if not info.is_group  # which RF-DETR counts as no class
+    ]
     ids = [category["id"] for category in categories]
     for name, split in manifest.splits.items():
         if None in ids or not ids or "json" not in split.fields:

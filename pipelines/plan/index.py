@@ -299,7 +299,8 @@ def _entry(rejected: Rejected, data: bytes) -> QuarantineEntry:
 def _check_names(sample: RawSample) -> None:
     if not naming.is_split(sample.split):
         raise SourceError(
-            f"{sample.name}: {sample.split!r} can't name a split; use {naming.SPLIT_NAMES}"
+            f"{sample.name}: {sample.split!r} can't name a split (expected {naming.SPLIT_NAMES});"
+            " rename it, or move its files into a folder with the name of the split, such as train/"
         )
     for field in sample.fields:
         if not naming.is_field(field):

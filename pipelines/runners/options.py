@@ -18,15 +18,26 @@ from apache_beam.options.pipeline_options import (
     _BeamArgumentParser,
 )
 from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
+from apache_beam.runners.portability.prism_runner import PrismJobServer, PrismRunner
 from apache_beam.runners.runner import create_runner
 
 from pipelines.runners import dataflow
 from pipelines.runners.errors import kinds_of
 from shardset.errors import DOCS, ConfigError
-from shardset.program import did_you_mean
 from shardset.storage.base import Storage
 
 _CONNECT_TIMEOUT_S = 10
+
+TESTED = (
+    "FnApiRunner",
+    "DirectRunner",
+    "BundleBasedDirectRunner",
+    "PrismRunner",
+    "PortableRunner",
+    "FlinkRunner",
+    "DataflowRunner",
+)
+"""The runners that tests build with; Spark is one by way of PortableRunner."""
 
 BYTES_PER_WORKER = 16 << 20
 """An input of fewer bytes is read sooner than a worker process starts."""
@@ -41,11 +52,18 @@ def prepare(flags: Sequence[str], *, source: str, output: Storage) -> PipelineOp
         dataflow.check(options, source=source, output=output.url)
     _check_job_server(options)
     name = options.view_as(StandardOptions).runner
+    kind = str(name).rpartition(".")[2]
+    if not {kind.lower(), f"{kind}runner".lower()} & {one.lower() for one in TESTED}:
+        raise ConfigError(
+            f"--runner {name}: was never tested; use one of {', '.join(TESTED)}, or leave it out to"
+            " build here"
+        )
     try:
         runner = create_runner(name)
-    except (ValueError, ImportError, AttributeError) as error:
-        near = did_you_mean(str(name), StandardOptions.KNOWN_RUNNER_NAMES)
-        raise ConfigError(f"--runner {name}{near}: {error}; leave it out to build here") from error
+        if isinstance(runner, PrismRunner):
+            PrismJobServer.local_bin(PrismJobServer(options).path_to_binary())
+    except (ValueError, ImportError, AttributeError, RuntimeError, OSError) as error:
+        raise ConfigError(f"--runner {name}: {error}; leave it out to build here") from error
     if refusals := PipelineOptionsValidator(options, runner).validate():
         raise ConfigError(f"a flag of Apache Beam: {'; '.join(refusals)}")
     return options

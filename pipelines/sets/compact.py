@@ -10,6 +10,7 @@ from itertools import compress, groupby
 import msgspec
 import numpy as np
 
+from pipelines.export.stale import CARD
 from pipelines.plan import files as plan_files
 from pipelines.plan import tables
 from pipelines.sets.keys import refuse_unknown
@@ -76,7 +77,7 @@ def compact(
     )
     rejected = without(storage, newest, keys)
     if rows or rejected is not None:
-        _publish(storage, newest, sorted(forgotten), dropped, rejected)
+        _publish(storage, newest, sorted(forgotten), dropped, rejected, now)
     return retire(storage, keys, done, grace=grace, now=now, side_files=side_files)
 
 
@@ -86,6 +87,7 @@ def _publish(
     forgotten: list[int],
     dropped: Mapping[str, Dropped],
     rejected: list[bytes] | None,
+    now: datetime,
 ) -> None:
     """Writes the next version, with `rejected` as its quarantine list unless that is None."""
     sizes = {name: sum(map(len, of_split.values())) for name, of_split in dropped.items()}
@@ -117,7 +119,8 @@ def _publish(
         provenance=msgspec.structs.replace(newest.provenance, notes=notes),
         forgotten=forgotten,
     )
-    storage.delete(SINCE)  # with the note of an earlier compaction old files would not wait
+    # with the note of an earlier compaction old files would not wait
+    storage.write(SINCE, msgspec.json.encode(now))
     history.publish(storage, newest, manifests.seal(version))
 
 
@@ -142,9 +145,11 @@ def lines(done: Compacted) -> list[str]:
         found.append(f"tags of versions that {what}: {', '.join(done.tags)}")
     if done.side_files:
         found.append(
-            f"may still name dropped samples: {', '.join(done.side_files)}; --side-files removes "
-            "them, once nothing waits"
+            f"may still name dropped samples or old tars: {', '.join(done.side_files)}; make them"
+            f" again (`shardset export --overwrite`), or --side-files removes all but {CARD}, once"
+            " nothing waits"
         )
+    found += [f"{note}; give the same command again when that is allowed" for note in done.kept]
     if done.removed:
         found += [
             f"removed {count(sum(done.removed.values()), 'file')}, {done.num_bytes / 1e6:,.1f} MB",

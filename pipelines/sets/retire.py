@@ -1,6 +1,5 @@
 """Removes what only older versions of a set need, and finds what else may name their samples."""
 
-import re
 from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
@@ -10,6 +9,7 @@ from itertools import compress
 import msgspec
 
 from pipelines.check.problems import quarantine_entry
+from pipelines.export.stale import CARD, stale
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.write import history, replace
@@ -24,19 +24,14 @@ from shardset.storage.checked import read_small
 SINCE = f"{versions.FOLDER}removal.json"
 """When the old files of a compaction began to wait for their removal."""
 
-_EXPORTS = ("wids-", "_info.json", ".nv-meta/.info.json")
-"""The side files of other readers that list tars."""
-
-_TAR = re.compile(rb'"([!#-~]+\.tar)"')
-
 
 class Compacted(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a compaction: the newest version, its lost samples, and their former shards.
 
     `waiting` files of older versions are removed by the same call from `after` (ISO 8601) on;
-    `removed` counts those that were, by folder, with `num_bytes`. `tags` name versions that go with
-    them. `same_images` are the keys of samples that stay, though their images are equal to dropped
-    ones. `side_files` may still name dropped samples.
+    `removed` counts those that were, by folder, with `num_bytes`, and `kept` says which can't be.
+    `tags` name versions that go with them. `same_images` are the keys of samples that stay, though
+    their images are equal to dropped ones. `side_files` may still name dropped samples.
     """
 
     version: int = 0
@@ -46,6 +41,7 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True):
     after: str | None = None
     removed: dict[str, int] = {}
     num_bytes: int = 0
+    kept: list[str] = []
     tags: list[str] = []
     same_images: list[str] = []
     side_files: list[str] = []
@@ -91,57 +87,63 @@ def retire(
     tagged = versions.tags(storage)  # before the versions, so that none is too new to be known
     newest = manifests.read_head(storage)
     others = list(manifests.older(storage))
-    replace.remove_stopped(storage, newest.number)
+    kept = replace.remove_stopped(storage, newest.number)
     of_newest = manifests.files_of(newest)
 
     def is_stale(one: Manifest) -> bool:
         lost = manifests.files_of(one) - of_newest - {one.quarantine.path}
         return bool(lost) or without(storage, one, keys) is not None
 
-    stale = [one for one in others if is_stale(one)]
-    left = [newest, *(one for one in others if one not in stale)]
+    outdated = [one for one in others if is_stale(one)]
+    left = [newest, *(one for one in others if one not in outdated)]
     listed = manifests.files_of(*left)
     digests = {one.digest for one in left}
     tags = sorted(name for name, tag in tagged.items() if tag.digest not in digests)
-    names = manifests.files_of(*stale) - listed
-    sides = _side_files(storage, listed)
+    names = manifests.files_of(*outdated) - listed
+    sides = _old_columns(storage, listed)
+    exports = stale(storage, manifests.opened(storage, newest))
+    sides |= {name.removesuffix(".info.json") for name in exports}
     done = msgspec.structs.replace(done, version=newest.number, tags=tags, side_files=sorted(sides))
-    if stale:
+    if outdated:
         after = _waiting_since(storage, now) + grace
         if now < after:
             when = after.isoformat(timespec="minutes")
             return msgspec.structs.replace(done, waiting=len(names), after=when)
         refuse_unfinished(storage, newest)  # one that has begun meanwhile would lose its plan
         tars = [name for name in names if name.endswith(".tar")]
+        names |= replace.unfinished_files(storage) - listed  # of a set that was replaced
         names |= replace.planned(storage, listed)
         names |= {*map(naming.catalog_of, tars), *(f"{tar}.idx" for tar in tars)}
         names |= {naming.REPORT, *map(versions.tag_path, tags)}  # the page shows pictures of them
     if side_files:
         folders = [name for name in sides if name.endswith("/")]
         names |= sides | {stat.name for folder in folders for stat in storage.list(folder)}
-        done = msgspec.structs.replace(done, side_files=[])
+        names -= {CARD}
+        done = msgspec.structs.replace(done, side_files=sorted(sides & {CARD}))
     removed = list(replace.existing(storage, names))
-    last = list(replace.existing(storage, {SINCE, *(versions.path(one.number) for one in stale)}))
-    for stats in (removed, last):  # a rerun needs the manifests to know which files are left
-        replace.delete_all(storage, stats)
+    last = list(
+        replace.existing(storage, {SINCE, *(versions.path(one.number) for one in outdated)})
+    )
+    kept |= replace.delete_all(storage, removed)
+    if not kept:  # a rerun needs the manifests to know which files are left
+        kept = replace.delete_all(storage, last)
+        removed += last
+    gone = [stat for stat in removed if stat.name not in kept]
     return msgspec.structs.replace(
         done,
-        removed=dict(Counter(stat.name.rpartition("/")[0] for stat in [*removed, *last])),
-        num_bytes=sum(stat.num_bytes for stat in removed),
+        removed=dict(Counter(stat.name.rpartition("/")[0] for stat in gone)),
+        num_bytes=sum(stat.num_bytes for stat in gone),
+        kept=replace.note_on(kept),
     )
 
 
-def _side_files(storage: Storage, listed: Collection[str]) -> set[str]:
-    """The folders of columns, and exports, with tars that no version lists."""
+def _old_columns(storage: Storage, listed: Collection[str]) -> set[str]:
+    """The folders of columns with tars that no version lists."""
     found = set[str]()
     for name in (stat.name for stat in storage.list(COLUMNS_FOLDER)):
         _, column, *path = name.split("/", 2)
         if path and name.endswith(".tar") and path[0] not in listed:
             found.add(f"{COLUMNS_FOLDER}{column}/")
-    for name in (stat.name for prefix in _EXPORTS for stat in storage.list(prefix)):
-        tars = {tar.decode() for tar in _TAR.findall(storage.read(name))}
-        if any(map(naming.is_shard_file, tars.difference(listed))):
-            found.add(name.removesuffix(".info.json"))
     return found
 
 

@@ -48,6 +48,7 @@ class _Image(msgspec.Struct):
 class _Category(msgspec.Struct):
     id: int
     name: str
+    supercategory: str | None = None
 
 
 _KINDS = {"images": _Image, "annotations": _Listed, "categories": _Category}
@@ -71,28 +72,39 @@ class Coco(Listing):
         """The images; raises SourceError for an annotation without its image or category."""
         if not self.annotations:
             raise ConfigError("--source coco needs --annotations FILE, or SPLIT=FILE,SPLIT=FILE")
-        rows, categories = SpilledList(100), dict[int, str]()
+        rows, categories, used = SpilledList(100), dict[int, _Category](), dict[int, str]()
         masks = self.masks and open_storage(self.masks).url
         for split, file in self.annotations.items():
-            for name, extra in _annotated(file, categories):
+            for name, extra in _annotated(file, categories, used):
                 path = check_path(join(split, name), f"{file}: file_name")
                 key = key_of(path)
                 files = {"mask.png": f"{masks}/{key}.png"} if masks else {}
                 rows.add([path, NO_LABEL, split or REST, key, extra, files])
+        groups = {
+            one.supercategory for one in categories.values() if one.supercategory != one.name
+        } - {"none", "null"}  # written for no group
         classes = [
-            ClassInfo(label=label, name=class_name(name), category_id=category)
-            for label, (category, name) in enumerate(sorted(categories.items()))
+            ClassInfo(
+                label=label,
+                name=class_name(one.name),
+                category_id=category,
+                is_group=one.name in groups and category not in used,
+            )
+            for label, (category, one) in enumerate(sorted(categories.items()))
         ]
         return rows, Survey(units=(), classes=classes, splits=())
 
 
-def _annotated(path: str, categories: dict[int, str]) -> Iterator[tuple[str, str]]:
-    """The name of each image of a file, and its `json`; adds the categories."""
+def _annotated(
+    path: str, categories: dict[int, _Category], used: dict[int, str]
+) -> Iterator[tuple[str, str]]:
+    """The name of each image of a file, and its `json`; adds the categories, and an annotation of
+    each that is used.
+    """
     storage, name = open_file(path)
     stat = storage.stat(name)
     num_parts = 1 + stat.num_bytes // PART_BYTES
     parts = [SpilledList(1 + _WAITING // num_parts) for _ in range(num_parts)]
-    used = dict[int, str]()
     for section, text in elements(RangeFile(storage, stat, twice=True), path):
         if section not in _KINDS:
             continue
@@ -101,7 +113,7 @@ def _annotated(path: str, categories: dict[int, str]) -> Iterator[tuple[str, str
         except JSON_ERRORS as error:
             raise SourceError(f"{path}: {section}: {text:.80}: {error}") from error
         if isinstance(found, _Category):
-            if categories.setdefault(found.id, found.name) != found.name:
+            if categories.setdefault(found.id, found).name != found.name:
                 raise SourceError(f"{path}: category {found.id} has two names; correct one")
             continue
         if isinstance(found, _Listed):

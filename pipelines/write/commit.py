@@ -16,7 +16,7 @@ from pipelines.plan.records import BuildFile, PlanFile, ShardRecord
 from pipelines.write import history, replace
 from shardset.errors import ManifestError, NotFound, PreconditionFailed
 from shardset.format import manifest as manifests
-from shardset.format import naming, versions
+from shardset.format import naming
 from shardset.format.manifest import Manifest, Provenance, Quarantine, Split
 from shardset.format.shards import pattern_of
 from shardset.format.write import WrittenShard, write_split
@@ -42,7 +42,7 @@ class Committer:
         are missing.
 
         `class_totals` are the samples of each label by split. A replaced set stays complete until
-        the new manifest is published; then its files are removed.
+        the new manifest is published; then its files are removed, if the storage permits it.
         """
         if num_finished != sum(split.num_shards for split in plan.splits.values()):
             return None
@@ -52,7 +52,7 @@ class Committer:
             raise plan_files.another_build(self.files.output, paths.PLAN)
         base = base_of(self.files, self.build.appends)
         digest = self.write_manifest(complete, class_totals, base)
-        self._remove_replaced()
+        replace.remove_replaced(self.files)
         return digest
 
     def write_manifest(
@@ -145,22 +145,6 @@ class Committer:
             if not (build and build.appends and build.appends.base == manifest.digest):
                 _withdraw(output, manifest.digest, base)
             raise
-
-    def _remove_replaced(self) -> None:
-        """Removes the files of the replaced set, and last the file that names them, so that a rerun
-        can continue.
-        """
-        generation = self.files.replaceable(paths.REPLACED)
-        content = self.files.find(paths.REPLACED)
-        if content is not None:
-            output = self.files.output
-            old = manifests.parse(bytes(content), f"{output.url}/{paths.REPLACED}")
-            replace.remove_stopped(output, old.number + 1)
-            listed = manifests.files_of(old, *manifests.older(output))
-            replace.remove(self.files, listed | {naming.REPORT})  # the report is about the old set
-            replace.remove(self.files, {stat.name for stat in output.list(versions.FOLDER)})
-            # a build that has begun since may have its own
-            output.delete(paths.REPLACED, generation=generation)
 
 
 def _withdraw(output: Storage, digest: str, base: Manifest | None) -> None:

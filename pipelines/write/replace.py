@@ -8,17 +8,22 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.records import BuildFile, PlanFile
 from pipelines.write import history
-from shardset.errors import ConfigError, ManifestError, NotFound
+from shardset.errors import ConfigError, ManifestError, NotFound, StorageError, TransientError
 from shardset.format import manifest as manifests
-from shardset.format import naming
+from shardset.format import naming, versions
 from shardset.format.manifest import Manifest
-from shardset.storage.base import Stat, Storage
+from shardset.program import count
+from shardset.storage.base import Stat, Storage, try_to_delete
+
+Kept = dict[str, StorageError]
+"""Why files are still there that nothing needs any more, by their names."""
 
 _COMPACTED = re.compile(
     r"(plan/shards/)?[A-Za-z0-9_-]+(?P<suffix>-v(?P<base>[0-9]{1,9})-[0-9a-f]{8})[/.-]"
@@ -111,21 +116,38 @@ def refuse_inside(output: Storage, folder: Storage, why: str) -> None:
         )
 
 
-def remove(files: PlanFiles, names: Collection[str]) -> None:
-    """Removes the existing files among `names`; raises ManifestError if another build has started
-    at the output.
+def remove(files: PlanFiles, names: Collection[str]) -> Kept:
+    """Removes the existing files among `names`, if the storage permits it; raises ManifestError if
+    another build has started at the output.
 
     A file that another build writes in the meantime stays, because it has another generation.
     """
     found = list(existing(files.output, names))
     if found:
         files.check_current()
-    delete_all(files.output, found)
+    return delete_all(files.output, found)
 
 
-def remove_slices(files: PlanFiles) -> None:
+def remove_slices(files: PlanFiles) -> Kept:
     """Removes the data between the steps of a run."""
-    remove(files, {stat.name for stat in files.output.list(paths.SLICES)})
+    return remove(files, {stat.name for stat in files.output.list(paths.SLICES)})
+
+
+def remove_replaced(files: PlanFiles) -> Kept:
+    """Removes the files of the set that a build has replaced, and last the file that names them,
+    so that a rerun can continue.
+    """
+    output, content = files.output, files.find(paths.REPLACED)
+    if content is None:
+        return {}
+    old = manifests.parse(bytes(content), f"{output.url}/{paths.REPLACED}")
+    listed = manifests.files_of(old, *manifests.older(output))
+    return (
+        remove_stopped(output, old.number + 1)
+        or remove(files, listed | {naming.REPORT})  # the report is about the old set
+        or remove(files, {stat.name for stat in output.list(versions.FOLDER)})
+        or remove(files, {paths.REPLACED})
+    )
 
 
 def existing(output: Storage, names: Collection[str]) -> Iterator[Stat]:
@@ -138,26 +160,44 @@ def existing(output: Storage, names: Collection[str]) -> Iterator[Stat]:
             yield output.stat(name)
 
 
-def delete_all(output: Storage, stats: Iterable[Stat]) -> None:
-    """Deletes these objects, unless they were replaced."""
+def delete_all(output: Storage, stats: Iterable[Stat]) -> Kept:
+    """Deletes these objects, unless they were replaced, and returns those that it can't delete.
 
-    def delete(stat: Stat) -> None:
-        output.delete(stat.name, generation=stat.generation)
+    Once the storage does not answer, the others are not tried.
+    """
+    lost: list[StorageError] = []
 
-    for _ in plan_files.in_order(output, stats, delete):
-        pass
+    def delete(stat: Stat) -> StorageError | None:
+        error = lost[0] if lost else None
+        error = error or try_to_delete(output, stat.name, generation=stat.generation)
+        if isinstance(error, TransientError):
+            lost.append(error)
+        return error
+
+    stats = list(stats)
+    errors = plan_files.in_order(output, stats, delete)
+    return {stat.name: error for stat, error in zip(stats, errors, strict=True) if error}
 
 
-def remove_stopped(output: Storage, number: int) -> None:
+def note_on(kept: Kept) -> list[str]:
+    """A sentence on files that could not be removed; none without any."""
+    if not kept:
+        return []
+    what = f"{count(len(kept), 'file')} that nothing needs any more"
+    return [f"{what} can't be removed and stay: {next(iter(kept.values()))}"]
+
+
+def remove_stopped(output: Storage, number: int) -> Kept:
     """Removes what compactions of versions before `number` left: they can't publish any more."""
     made: dict[str, list[Stat]] = {}
     for stat in output.list():
         if (found := _COMPACTED.match(stat.name)) and int(found["base"]) < number:
             made.setdefault(found["suffix"], []).append(stat)
     loose = history.unlisted(output, {stat.name for stats in made.values() for stat in stats})
-    for stats in made.values():
-        if loose.issuperset(stat.name for stat in stats):  # else it was published
-            delete_all(output, stats)
+    unpublished = [
+        stats for stats in made.values() if loose.issuperset(stat.name for stat in stats)
+    ]
+    return delete_all(output, chain(*unpublished))
 
 
 def _real_path(storage: Storage) -> str:

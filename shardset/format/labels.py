@@ -6,6 +6,8 @@ import re
 import unicodedata
 from collections.abc import Mapping
 
+import numpy as np
+
 from shardset.errors import SourceError
 
 NO_LABEL = -1
@@ -32,6 +34,8 @@ def plain_label(value: object) -> int | None:
     """
     if isinstance(value, bytes):
         value = value.decode("ascii", "replace")
+    if isinstance(value, np.number):
+        value = value.item()
     if isinstance(value, str):
         number = _WHOLE.fullmatch(value)
         # 20 digits are too large too, and int() has a limit

@@ -269,6 +269,19 @@ def stat_or_none(storage: Storage, name: str) -> Stat | None:
         return None
 
 
+def try_to_delete(
+    storage: Storage, name: str, *, generation: str | None = None
+) -> StorageError | None:
+    """Deletes an object that nothing needs any more, as `delete` does; returns the error if that
+    failed, which is no failure of the work.
+    """
+    try:
+        storage.delete(name, generation=generation)
+    except StorageError as error:
+        return error
+    return None
+
+
 def check_generation(current: str, wanted: str | None, where: str) -> None:
     """Raises PreconditionFailed unless `wanted` is None or the current generation."""
     if wanted is not None and current != wanted:

@@ -38,7 +38,14 @@ from shardset.storage.gcs_http import (
     json_object,
     send,
 )
-from shardset.storage.served import Answer, ServedFolder, in_time, pieces_of, span_of
+from shardset.storage.served import (
+    Answer,
+    ServedFolder,
+    in_time,
+    pieces_of,
+    refuse_compressed,
+    span_of,
+)
 
 T = TypeVar("T")
 
@@ -181,6 +188,7 @@ def _described(response: urllib3.BaseHTTPResponse, name: str, where: str) -> Ans
     do not.
     """
     headers = response.headers
+    refuse_compressed(headers.get("Content-Encoding"), name, where)
     try:
         generation = headers["X-Goog-Generation"]
         first, num_bytes = span_of(response.status, headers)

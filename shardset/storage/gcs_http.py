@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import google.auth
@@ -168,19 +168,30 @@ def explain(error: Exception) -> str:
     return f"{type(error).__name__}: {_one_line(str(error))}"
 
 
+_OF_NOTHING = "AAAAAA=="
+"""The CRC32C of an empty object, of which some emulators leave the size out."""
+
+
 @prepared
 class ListedObject(msgspec.Struct, frozen=True):
     """An object in a listing."""
 
     name: str
     generation: int
-    size: Annotated[int, msgspec.Meta(ge=0)]
+    size: int = -1
     crc32c: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.size < 0 and self.crc32c != _OF_NOTHING:
+            raise ValueError("it has no size")
 
     def stat(self, name: str) -> Stat:
         """The object as a Stat; `name` is its name in the folder."""
         return Stat(
-            name=name, num_bytes=self.size, generation=str(self.generation), crc32c=self.crc32c
+            name=name,
+            num_bytes=max(0, self.size),
+            generation=str(self.generation),
+            crc32c=self.crc32c,
         )
 
 

@@ -27,7 +27,7 @@ from shardset.storage.base import ABSENT, ObjectWriter, Stat
 from shardset.storage.checked import facts_of
 from shardset.storage.remote import WholeWriter
 from shardset.storage.retry import kind_of
-from shardset.storage.served import Answer, ServedFolder
+from shardset.storage.served import Answer, ServedFolder, refuse_compressed
 
 T = TypeVar("T")
 Client = S3Store | AzureStore
@@ -41,7 +41,7 @@ _STATUS = re.compile(r"status code: (\d{3})")
 # 409: another write goes on
 _PASSING = re.compile("SHA256Mismatch|BadDigest|RequestTimeout|status code: (409|416)")
 _TAKEN = re.compile("BlobAlreadyExists")  # 409 too, in Azure
-_LASTING = re.compile("incorrectly configured region|invalid path|parse path")
+_LASTING = re.compile("incorrectly configured region|invalid path|parse path|BlobImmutable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,7 @@ class S3Storage(ServedFolder):
                     raise
                 yield Answer(stat=self.stat(name), first=start, pieces=())
                 return
+            refuse_compressed(found.attributes.get("Content-Encoding"), name, where)
             stat = _stat(name, found.meta, found.attributes)
             pieces = self.retry.paced(found.stream(min_chunk_size=1), where)
             yield Answer(stat=stat, first=found.range[0], pieces=pieces)

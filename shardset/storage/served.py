@@ -56,6 +56,15 @@ def span_of(status: int, headers: Mapping[str, str]) -> tuple[int, int]:
     return int(bounds.partition("-")[0].replace("*", "0")), int(num_bytes)
 
 
+def refuse_compressed(encoding: str | None, name: str, where: str) -> None:
+    """Raises StorageError for an object whose bytes are the gzip of what its name says."""
+    if encoding == "gzip" and not name.endswith((".gz", ".tgz")):
+        raise StorageError(
+            f"{where}: is stored with `Content-Encoding: gzip`, so its bytes are not those of the"
+            " file; upload it again without compression (gcloud storage cp without --gzip-...)"
+        )
+
+
 @contextmanager
 def in_time(policy: RetryPolicy, response: urllib3.BaseHTTPResponse, where: str) -> Iterator[None]:
     """Closes the response after the block; raises TransientError there if its body is slower than

@@ -84,7 +84,8 @@ class MixedStream:
         lanes: The number of lanes of each set.
 
     Raises:
-        ConfigError: Weights, lanes, batch and world do not fit.
+        ConfigError: Weights, lanes, batch and world do not fit, or a label stands for classes of
+            different names.
         BudgetTooSmall: `budget_bytes` is too small; `enough` of the error would do.
         ManifestError: There is no complete shard set or no such split.
 
@@ -133,10 +134,22 @@ class MixedStream:
         usual = default_lanes(num_samples, world_size, wide=0)
         self.lanes = self._share(usual if self._num_lanes is None else self._num_lanes)
         self.streams = self._open(self.lanes)
+        self._check_classes()
         self._shares = [
             replace(share, manifest_url=stream.source.loaded)
             for share, stream in zip(shares, self.streams, strict=True)
         ]
+
+    def _check_classes(self) -> None:
+        """Raises ConfigError if a label means two classes."""
+        longest = max((stream.classes for stream in self.streams), key=len)
+        for share, stream in zip(self._shares, self.streams, strict=True):
+            if stream.classes != longest[: len(stream.classes)]:
+                raise ConfigError(
+                    f"{stream.source.table.storage.url} {share.split}: its labels are of other"
+                    f" classes than those of the other sets; build them with the same class names"
+                    " in the same order, or give a view of it a column of labels"
+                )
 
     def _share(self, num_lanes: int) -> list[int]:
         """Lanes of each set; raises ConfigError where batch or weights do not allow so many."""

@@ -133,7 +133,7 @@ def test_names_are_printed_as_they_are(tmp_path):
         ),
         (
             ["--runner", "FlnkRunner"],
-            "FlnkRunner, did you mean 'FlinkRunner'?: Unexpected",
+            "--runner FlnkRunner: was never tested; use one of FnApiRunner, ",
         ),
     ],
 )

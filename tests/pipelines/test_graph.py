@@ -73,6 +73,7 @@ def pipeline_of(num_units):
             file=file,
             units=units,
             num_bytes=sum(range(num_units)),
+            kept={},
         ),
     )
     return pipeline

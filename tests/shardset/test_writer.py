@@ -84,7 +84,7 @@ def test_without_names_a_number_in_any_form_is_the_label_and_a_key_is_the_number
     tmp_path: Path,
 ) -> None:
     with shardset.Writer(tmp_path / "set") as writer:
-        for label in ("5", None, 2.0, np.int64(0)):
+        for label in ("5", None, np.float32(2), np.int64(0)):
             writer.write(image=jpeg(0), label=label)
     samples = shardset.open(str(tmp_path / "set"), "train")
     assert [samples[number].key for number in range(3)] == ["000000000", "000000001", "000000002"]
@@ -129,8 +129,18 @@ def test_it_writes_into_a_bucket(gcs_root: str) -> None:
         (
             {"image": Image.new("RGB", (8, 8))},
             ConfigError,
-            r"image is a Image, expected bytes, or an array of its pix",
+            r"image is of type Image, expected bytes, or an array of its pix",
         ),
+        ({"image": None}, ConfigError, "image is None, expected bytes"),
+        ({"json": "a caption"}, ConfigError, "json is of type str, .* a caption is txt"),
+        ({"json": b'{"cut": '}, ConfigError, "json is of type bytes, and json can't store it"),
+        ({"json": {"a": 1j}}, ConfigError, "can't store it .of type complex"),
+        ({"fields": {"emb.npy": [1, 2]}}, ConfigError, "emb.npy is of type list, .* npy for arr"),
+        ({"fields": {"emb.npy": np.array([None])}}, ConfigError, "emb.npy is object .1., and npy"),
+        ({"fields": {"mask.png": np.zeros((8, 8))}}, ConfigError, r"mask.png is float64 \[8, 8\]"),
+        ({"fields": {"note": "a"}}, ConfigError, "note is of type str, expected bytes.* txt for"),
+        ({"fields": {"x": np.zeros(3).data}}, ConfigError, "x is of type memoryview"),
+        ({"label": np.float32(0.5)}, ConfigError, "label is np.float32"),
         ({"label": 2}, ConfigError, "label is 2, expected 0 to 1"),
         ({"label": -1}, ConfigError, "label is -1, expected 0 to 1; use None"),
         ({"label": 0.5}, ConfigError, "label is 0.5"),

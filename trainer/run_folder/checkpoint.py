@@ -29,7 +29,7 @@ import msgspec
 from shardset.errors import ConfigError, DamagedShard, NotFound
 from shardset.order.state import OrderState, States, states_from_json
 from shardset.prepared import JSON_ERRORS, prepared
-from shardset.storage.base import ABSENT, Storage
+from shardset.storage.base import ABSENT, Storage, try_to_delete
 from shardset.storage.checked import facts_of, read_object, read_small
 from shardset.storage.open import open_storage
 from shardset.stream.world import num_local_processes
@@ -320,6 +320,7 @@ class CheckpointWriter:
     ) -> None:
         self._storage, self._keep, self._lock = storage, keep, lock
         self._before_commit, self._tell = before_commit, tell
+        self._has_told_of_kept = False
         # What a killed run left of a file that it was writing.
         open_storage(f"{storage.url}/{CHECKPOINTS}").sweep()
         self._executor = ThreadPoolExecutor(1, "checkpoint")
@@ -408,7 +409,8 @@ class CheckpointWriter:
         never got their mark.
 
         Also deletes checkpoints whose mark is damaged, or names a file that is gone. Keeps
-        everything that is not named like a checkpoint, such as a copy that a user made.
+        everything that is not named like a checkpoint, such as a copy that a user made, and what
+        the storage does not let it delete, of which it tells once.
         """
         # One listing for what is kept and what is not: an outdated second one would doom what it
         # lacks.
@@ -422,9 +424,16 @@ class CheckpointWriter:
         unmarked = {name for name in own if _STATE.fullmatch(name) and name not in states}
         doomed = [name for name in own if step_of(name) not in kept or name in unmarked]
         # Commit marks first: a kill in between leaves a state without a mark, never the reverse.
+        stuck = set[int | None]()
         for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT)):
+            if step_of(name) in stuck:
+                continue
             self._lock.confirm()
-            self._storage.delete(name, generation=found[name])
+            if error := try_to_delete(self._storage, name, generation=found[name]):
+                stuck.add(step_of(name))
+                if not self._has_told_of_kept:
+                    self._has_told_of_kept = True
+                    self._tell(f"old checkpoints that can't be removed stay: {error}")
         if not self._storage.is_remote:  # a disk keeps the folders of what was deleted
             for folder in Path(self._storage.url).glob(f"{CHECKPOINTS}step-*/"):
                 with suppress(OSError):  # it has files

@@ -248,7 +248,8 @@ class Lease(SeenLease):
     def close(self) -> None:
         self._closing.set()
         self._thread.join()
-        with suppress(RunTaken):
+        # If it can't be removed, the next run waits and says so.
+        with suppress(RunTaken, StorageError):
             # Only that generation: another run may take the lease before this request, or before it
             # is repeated.
             self._storage.delete(HOLDER, generation=self._seen_generation())

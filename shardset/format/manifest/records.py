@@ -26,12 +26,15 @@ class ClassInfo(Record, frozen=True, kw_only=True):
         name: Its name.
         wnid: Its WordNet id; None if it has none.
         category_id: Its number in COCO's files; None if it has none.
+        is_group: Whether it is a category that only groups others there: their `supercategory`,
+            which no annotation has, such as the root in files of Roboflow.
     """
 
     label: Count
     name: str
     wnid: str | None = None
     category_id: int | None = None
+    is_group: bool = False
 
 
 class Split(Record, frozen=True, kw_only=True):

@@ -318,7 +318,7 @@ def test_side_files_that_name_what_is_gone_are_listed_and_removed_when_asked_for
     words = "compact", stored, "--drop-keys", tmp_path / "keys", "--grace", 0
     sides = [".nv-meta/", "columns/old/", "wids-train.json", "wids-val.json"]
     assert forget(stored, "val/cat/000", BAD, grace=DAY).side_files == sides
-    named = f"may still name dropped samples: {', '.join(sides)}; --side-files"
+    named = f"may still name dropped samples or old tars: {', '.join(sides)}; make them"
     assert named in said(*words)
     assert hits(stored, BAD.encode()) == {".nv-meta/index.sqlite"}
     assert "may still name" not in said(*words, "--side-files")

@@ -3,7 +3,10 @@ import pytest
 import webdataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+import shardset
+from pipelines.check.verify import verify
 from shardset.adapters.webdataset import pipeline
+from tests.makers.images import image_bytes
 from tests.makers.shardset import pixels
 
 NUM_SAMPLES = 50
@@ -98,3 +101,40 @@ def test_some_fields_may_be_chosen(shards):
     sample = next(iter(pipeline(shards, "train", fields=("cls",))))
     assert "png" not in sample
     assert sample["cls"] == str(sample["__id__"] % 10).encode()
+
+
+NUMBERS = {"a": np.float32(1.5), "b": np.int64(3), "c": np.bool_(True), "d": np.arange(2)}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("emb.npy", np.arange(6, dtype=np.float32).reshape(2, 3), None),
+        ("emb.npy", np.arange(8.0)[::2], None),
+        ("emb.npy", np.float64(0.1), None),
+        ("emb.npy", np.array([(1, 2.5)], [("a", "<i4"), ("b", ">f8")]), None),
+        ("txt", "ein Bär", "ein Bär"),
+        ("json", {"a": [1, None]}, {"a": [1, None]}),
+        ("meta.json", '{"a": 1.0}', {"a": 1}),
+        ("json", bytearray(b"[1, 2]"), [1, 2]),
+        ("json", NUMBERS, {"a": 1.5, "b": 3, "c": True, "d": [0, 1]}),
+        ("bin", memoryview(b"as it is"), b"as it is"),
+        ("bin", bytearray(b"as it is"), b"as it is"),
+    ],
+)
+def test_stock_webdataset_decodes_what_a_field_was_given(tmp_path, field, value, expected):
+    image = bytearray(image_bytes(0, "jpg"))
+    with shardset.Writer(tmp_path / "set") as writer:
+        writer.write(image=image, fields={field: value})
+    tar = str(tmp_path / "set/train/train-000000.tar")
+    [sample] = webdataset.WebDataset(tar, shardshuffle=False).decode()
+    if expected is None:
+        assert sample[field].dtype == np.asarray(value).dtype
+        assert np.array_equal(sample[field], value)
+    else:
+        assert sample[field] == expected
+    stored = shardset.open(tmp_path / "set")[0]
+    assert stored.fields["jpg"] == image
+    if isinstance(value, str):
+        assert stored.fields[field] == value.encode()
+    assert verify(str(tmp_path / "set"), deep=True).ok

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import shardset
 from shardset.decode.crops import PadCrop
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
@@ -217,3 +218,13 @@ def test_a_mixture_with_more_replicas_than_lanes_is_warned_once_of_what_they_rea
 def test_a_mixture_of_repeated_samples_has_lanes_for_them(wide):
     mixed = make_wide(wide, global_batch_size=1536, world_size=1024, augment_repeats=3)
     assert sum(mixed.lanes) == 512
+
+
+def test_sets_whose_labels_stand_for_other_classes_are_not_mixed(tmp_path):
+    for name, classes in (("a", ["cat", "dog"]), ("b", ["dog", "cat"]), ("c", ["cat"])):
+        with shardset.Writer(tmp_path / name, classes=classes) as writer:
+            for _ in range(24):
+                writer.write(image=np.zeros((8, 8, 3), np.uint8), label=0)
+    make([tmp_path / "a", tmp_path / "c"], weights=(1, 1))
+    with pytest.raises(ConfigError, match="/b train: its labels are of other classes"):
+        make([tmp_path / "a", tmp_path / "b"], weights=(1, 1))

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 
-from shardset.errors import ConfigError, TransientError
+from shardset.errors import ConfigError, StorageError, TransientError
 from shardset.storage.base import Stat, Storage
 from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
@@ -152,6 +152,29 @@ def test_the_newest_and_the_best_are_kept_and_the_rest_goes(storage: Storage) ->
     assert {stat.name.split("/")[1] for stat in storage.list()} == {
         f"step-00000000{step}" for step in (3, 6, 7)
     }
+
+
+def test_a_checkpoint_that_can_not_be_removed_stays_is_told_once_and_ends_no_run(
+    storage: Storage,
+) -> None:
+    saved(storage, 1, 2)
+    held, notes = folder_of(1) + COMMIT, list[str]()
+
+    def refuse(verb: str, name: str) -> None:
+        if (verb, name) == ("delete", held):
+            raise StorageError(f"{name}: it is under a hold")
+
+    door = told(storage, uuid.uuid4().hex, refuse)
+    writer = checkpoint.CheckpointWriter(door, 1, tell=notes.append)
+    for step in (3, 4):
+        writer.save(state_at(step), top1=None)
+    writer.close()
+    # Step 1 stays whole, all else goes.
+    assert {step for step in range(5) if list(storage.list(folder_of(step)))} == {1, 4}
+    assert [commit.step for commit in checkpoint.commits(storage)] == [1, 4]
+    assert newest(storage)[0].step == 4
+    assert storage.stat(state_of(storage, 1)).num_bytes
+    assert notes == [f"old checkpoints that can't be removed stay: {held}: it is under a hold"]
 
 
 def test_a_url_means_a_checkpoint_or_the_newest_of_a_run(storage: Storage) -> None:
