@@ -51,7 +51,6 @@ class Runtime:
     num_replicas: int = 1
 
     def __init__(self, precision: Precision) -> None:
-        cuda.name_user()
         self.precision = precision
         self.device = self._find_device()
         if precision == "fp16" and self.device.type not in ("cuda", "cpu"):
