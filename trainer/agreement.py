@@ -14,6 +14,7 @@ from shardset.settings import values_of
 from trainer.config import ModelConfig, TrainConfig, from_dict, mixed_sets
 from trainer.data.epochs import order_of
 from trainer.data.splits import Data
+from trainer.model import schedule
 from trainer.model.schedule import Schedule
 from trainer.run_folder.checkpoint import differences_of
 from trainer.run_folder.checkpoint_state import CheckpointState
@@ -101,6 +102,13 @@ def doubts_about(
         before = replace(from_dict(resumed["config"]), run_dir=config.run_dir, resume=config.resume)
         if text := differences_of(values_of(before), values_of(config), "before", "now"):
             yield f"settings have changed: {text}"
+        old, step = schedule.of(before, len(data.train)), resumed["step"]
+        if old != plan:
+            last = max(0, step - 1)
+            yield (
+                f"the learning rate goes from {old(last):.3g} in step {last} of {old.num_steps} to"
+                f" {plan(step):.3g} in step {step} of {plan.num_steps}"
+            )
 
 
 def acquire_run_folder(

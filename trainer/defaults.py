@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardset.order.budget import BUDGET_BYTES
 from shardset.settings import value_text
+from shardset.storage.base import stat_or_none
 from shardset.storage.open import open_storage
 from trainer import config as configs
 from trainer.config import TrainConfig, mixed_sets
@@ -174,15 +175,14 @@ def resolve(flags: ConfigFlags) -> tuple[TrainConfig, str]:
 
     Raises ConfigError.
 
-    Without a recipe, a run folder with a checkpoint keeps its settings; a new run has those that
-    follow from the set and the machine.
+    Without a recipe, a run folder keeps its settings, unless it has no checkpoint and another set
+    is named; a new run has those that follow from the set and the machine.
     """
     given = flags.given
     if flags.recipe is None and not given.get("fake_data"):
         run_dir = str(given.get("run_dir", TrainConfig().run_dir))
-        folder = open_storage(run_dir)
-        if names.steps(folder):
-            recorded = configs.recorded(folder)
+        recorded = _recorded(run_dir, given.get("manifest"))
+        if recorded is not None:
             same = strategy_on(machine()) if recorded.recipe == NAME else {}
             config = flags.config(configs.continued(recorded, run_dir), same)
             return config, f"settings of {run_dir}/{configs.RECORD}"
@@ -202,6 +202,17 @@ def resolve(flags: ConfigFlags) -> tuple[TrainConfig, str]:
             chosen = choose(facts, here, given, _input_of)
             return flags.config(chosen=chosen), table(chosen, facts, here)
     return flags.config(chosen=input_settings(given, flags.config().model.name, _input_of)), ""
+
+
+def _recorded(run_dir: str, manifest: str | None) -> TrainConfig | None:
+    """The settings that a run folder keeps."""
+    folder = open_storage(run_dir)
+    is_trained = bool(names.steps(folder))
+    if not is_trained and stat_or_none(folder, configs.RECORD) is None:
+        return None
+    recorded = configs.recorded(folder)
+    is_same = manifest is None or names.absolute(manifest) == recorded.manifest
+    return recorded if is_trained or is_same else None
 
 
 def _input_of(name: str, weights: str) -> Settings:

@@ -268,9 +268,9 @@ class Run:
         self._run_lock.check()
         self._report_pending()
         self.learner.broadcast_buffers()
-        state = self._state(self._telemetry.seen_by_all())
+        seen = self._telemetry.seen_by_all()
         if self._writer is not None:
-            self._writer.save(state, top1=top1)
+            self._writer.save(self._state(seen), top1=top1)
         self._saved = self.position
         self._telemetry.pause()
 
@@ -342,6 +342,7 @@ class Run:
             )
         self._saved = self.position
         self._first_step = self.position.step
+        self._log.start(self._first_step)
 
     def _state(self, seen: SampleDigest) -> CheckpointState:
         position = self.position

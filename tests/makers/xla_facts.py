@@ -1,5 +1,5 @@
 """What holds of the spmd runtime on four XLA:CPU devices, as JSON: run as `python -m
-tests.makers.xla_facts`.
+tests.makers.xla_facts`, or with the names of optimizers for these alone.
 
 A separate process, because torch_xla's choice of devices and of SPMD is for a process' whole
 life.
@@ -7,6 +7,7 @@ life.
 
 import json
 import os
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -19,18 +20,23 @@ from trainer.config import ModelConfig, OptimizerConfig, RegularizeConfig
 from trainer.model.augment import with_mix
 from trainer.model.learner import Learner
 from trainer.recipes import digits_smoke
+from trainer.run_folder import checkpoint_state
 from trainer.runtime.base import Single
 from trainer.runtime.launch import running
-from trainer.runtime.optimizers import STATIC_OPTIMIZERS
 from trainer.runtime.xla import Spmd
 
 SMALL, NORMED = (f"tests.makers.xla_facts:{name}" for name in ("small", "Normed"))
 
-STEP_RATES = (0.02, 0.05, 0.0, 0.1)
+STEP_RATES = (0.02, 0.05, 0.03, 0.07)
 """Learning rates that move the weights by about their size, so that their rounding hides nothing.
-
-torch_xla has constants for 0, and the optimizers for 0.1.
 """
+
+OPTIMIZERS: dict[str, tuple[str, Any]] = {
+    "dampening": ("momentum", {"dampening": 0.5}),
+    "trust_clip": ("lars", {"trust_clip": True}),
+    **{name: (name, None) for name in ("sgd", "adam", "adamw", "lamb", "rmsproptf", "nadam")},
+}
+"""Those of the fast test."""
 
 
 def small(num_classes, grouped=False):
@@ -67,6 +73,9 @@ def main() -> None:
     """Prints the facts."""
     os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="4")
     with running("spmd", "fp32") as spmd:
+        if names := sys.argv[1:]:
+            print(json.dumps({name: _optimizer(spmd, name) for name in names}))
+            return
         facts = {
             **_placing(spmd),
             **_agreeing(spmd),
@@ -108,8 +117,8 @@ def _steps(spmd: Any) -> dict[str, list[float]]:
     """
     base = replace(digits_smoke(), model=ModelConfig(name=SMALL), global_batch_size=16)
     ways = {
-        name: replace(base, optimizer=OptimizerConfig(name=name, weight_decay=0.01))
-        for name in STATIC_OPTIMIZERS
+        way: replace(base, optimizer=OptimizerConfig(name=name, weight_decay=0.01, kwargs=kwargs))
+        for way, (name, kwargs) in OPTIMIZERS.items()
     }
     ways["binary"] = replace(base, regularize=RegularizeConfig(loss="bce", label_smoothing=0.1))
     ways["two passes"] = replace(base, accumulate=2)
@@ -130,6 +139,16 @@ def _steps(spmd: Any) -> dict[str, list[float]]:
     return {name: _step(spmd, config) for name, config in ways.items()}
 
 
+def _optimizer(spmd: Any, name: str) -> list[float] | str:
+    """The same of an optimizer, which may also be refused."""
+    optimizer = OptimizerConfig(name=name, weight_decay=0.01)
+    base = replace(digits_smoke(), model=ModelConfig(name=SMALL), global_batch_size=16)
+    try:
+        return _step(spmd, replace(base, optimizer=optimizer))
+    except ConfigError as error:
+        return str(error)
+
+
 def _refusal(spmd: Any) -> str:
     """What is said of a norm that averages over all batches."""
     model = ModelConfig(name="tests.makers.xla_facts:averaging")
@@ -141,23 +160,43 @@ def _refusal(spmd: Any) -> str:
 
 
 def _step(spmd, config):
-    """The graphs, and the distance of the weights from those of plain torch at the end."""
+    """The graphs, and the distance of the weights from those of plain torch at the end.
+
+    Halfway a new learner continues with the state.
+    """
     spmd.graphs.clear()
     states = []
-    for runtime in (spmd, Single("fp32")):
+    for runtime in (Single("fp32"), spmd):
         learner = Learner(runtime, config, 10, None)
         for step, rate in enumerate(STEP_RATES):
+            if step == 2:
+                learner = Learner(runtime, config, 10, _copied(learner))
             batch = with_mix(config, _batch(16, step), 0, step)
             placed = {name: torch.as_tensor(value) for name, value in batch.items()}
             learner.train_step(runtime.to_device(placed), rate, key=step)
         states.append(learner.state())
     pairs = [
-        (states[0][kind], states[1][kind])
+        (states[1][kind], states[0][kind])
         for kind in ("model", "ema")
         if states[0][kind] is not None
     ]
     far = max(_distance(left[name], right[name]) for left, right in pairs for name in right)
     return [spmd.graphs["train step"], far]
+
+
+def _copied(learner: Learner) -> Any:
+    """The state of a learner as its checkpoint has it.
+
+    Copying it runs nothing on the devices of other hosts.
+    """
+    import torch_xla.core.xla_model as xm
+    from torch_xla.debug import metrics
+
+    xm.wait_device_ops()
+    before = metrics.metric_data("ExecuteReplicatedTime")
+    state = learner.state()
+    assert metrics.metric_data("ExecuteReplicatedTime") == before
+    return checkpoint_state.decode(checkpoint_state.encode(state), "here")
 
 
 def _distance(left: torch.Tensor, right: torch.Tensor) -> float:

@@ -23,6 +23,7 @@ from trainer.data.splits import load_once, open_data
 from trainer.data.survey import SetFacts, survey
 from trainer.defaults import choose, resolve
 from trainer.flags import ConfigFlags
+from trainer.run_folder import names
 from trainer.runtime.machine import Machine
 
 GIB = 1 << 30
@@ -224,6 +225,18 @@ def test_a_set_with_val_and_test_trains_without_a_flag_and_says_on_what_it_evalu
     assert printed.index("chosen for 52 images") < printed.index(note)
     assert defaults.note(tiny_config(three, "run", eval_split="test")) == ""
     assert defaults.note(tiny_config(set_of("train", "test"), "run")) == ""
+
+
+def test_a_run_killed_before_its_first_checkpoint_keeps_its_settings(
+    manifest: str, tmp_path: Path
+) -> None:
+    recorded = names.from_anywhere(tiny_config(manifest, tmp_path, epochs=7))
+    (tmp_path / configs.RECORD).write_text(configs.to_json(recorded))
+    for named in ({}, {"manifest": manifest}):
+        config, _ = resolve(flags(run_dir=str(tmp_path), **named))
+        assert config == replace(recorded, strategy="auto")
+    other, about = resolve(flags(run_dir=str(tmp_path), manifest=set_of("train", "val")))
+    assert (other.epochs, about[:10]) == (30, "chosen for")
 
 
 def test_a_run_without_a_recipe_parses_its_manifest_once(manifest, tmp_path):

@@ -230,7 +230,9 @@ def test_a_run_that_resumes_otherwise_says_what_has_changed(manifest: str, tmp_p
     )
     run(longer)
     run(replace(longer, resume=str(tmp_path)))
-    [settings] = notes_of(tmp_path)
+    settings, rates = notes_of(tmp_path)
+    goes = r"the learning rate goes from (\S+) in step 6 of 7 to (\S+) in step 7 of 28"
+    assert re.fullmatch(goes, rates)
     assert settings.startswith("settings have changed: ")
     for change in (
         "epochs is 1 before and 4 now",

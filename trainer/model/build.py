@@ -228,4 +228,6 @@ def _swap_norms(module: nn.Module) -> None:
         if isinstance(child, BatchNormAct2d):
             swapped = GroupNormAct(num_features, num_groups=groups, eps=child.eps)
             swapped.drop, swapped.act = child.drop, child.act
+        if child.affine:  # the last norm of a block may begin at 0
+            swapped.weight, swapped.bias = child.weight, child.bias
         setattr(module, name, swapped)

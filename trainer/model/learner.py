@@ -60,7 +60,6 @@ class Learner:
             _load_weights(net, ema, state, config.model.name)
         name = config.optimizer.name
         self._scaler = GradScaler(runtime.device.type, enabled=runtime.precision == "fp16")
-        moments = runtime.first_moments(build.optimizer(config.optimizer, net), name)
         guarded = memory_errors()
         to_device = guarded(runtime.module_to_device)
         self.net = to_device(net)
@@ -77,8 +76,6 @@ class Learner:
             _load_moments(self._optimizer, kept, state["optimizer_counters"])
             if state["scaler"]:
                 self._scaler.load_state_dict(state["scaler"])
-        elif moments:
-            _load_moments(self._optimizer, moments, {})
         runtime.mark_replicated(self._tensors())
         runtime.accelerate({self.net, self._eval_net}, compile=config.compile, tf32=config.tf32)
         self._parallel = runtime.data_parallel(self.net)
@@ -145,7 +142,9 @@ class Learner:
         for module in filter(None, (self.net, self._average)):
             yield from itertools.chain(module.parameters(), module.buffers())
         for moments in self._optimizer.state.values():
-            yield from moments.values()
+            for value in moments.values():
+                if isinstance(value, torch.Tensor) and value.device == self._runtime.device:
+                    yield value
 
     def _train_step(
         self, batch: TensorBatch, rate: float | torch.Tensor, weight: float | torch.Tensor | None

@@ -2,7 +2,9 @@
 and the images that they were trained on.
 """
 
+import argparse
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ import msgspec
 import timm
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file as load_safetensors
 from timm.data.config import resolve_data_config
-from timm.models import load_state_dict
+from timm.models import clean_state_dict
 from torch import nn
+from torch.serialization import safe_globals
 
 from shardset.decode.crops import INTERPOLATIONS
 from shardset.errors import ConfigError
@@ -23,6 +27,9 @@ from trainer.errors import UNREADABLE, first_line
 
 TIMM = "timm"
 """`model.pretrained` for the weights that timm publishes for a model."""
+
+KEYS = ("state_dict_ema", "model_ema", "ema", "state_dict", "model")
+"""Where programs keep weights in their checkpoints: averaged ones go first, as in `export`."""
 
 
 @prepared
@@ -94,10 +101,12 @@ def load_file(model: nn.Module, path: str) -> None:
 
     Raises ConfigError.
     """
-    weights = _weights_in(path)
     own = model.state_dict()
     layers = heads_of(model, type(model).__name__) if hasattr(model, "get_classifier") else []
     heads = tuple(f"{name}." for name, module in model.named_modules() if module in layers)
+    weights = _without_prefix(
+        _weights_in(path), [name for name in own if not name.startswith(heads)]
+    )
     wanted = {
         name: value
         for name, value in weights.items()
@@ -154,7 +163,14 @@ def _facts_beside(weights: str) -> ModelFacts | None:
 
 def _weights_in(path: str) -> dict[str, torch.Tensor]:
     try:
-        weights = load_state_dict(path, weights_only=True)
+        if path.endswith(".safetensors"):
+            found: Any = load_safetensors(path)
+        else:
+            with safe_globals([argparse.Namespace]):  # the arguments of timm and torchvision
+                found = torch.load(path, map_location="cpu", weights_only=True)
+        key = next((key for key in KEYS if isinstance(found.get(key), dict)), None)
+        clean: Any = clean_state_dict  # knows one type of values only
+        weights: dict[str, Any] = clean(found if key is None else found[key])
     except FileNotFoundError as error:
         raise ConfigError(f"--pretrained {path}: no such file, and not `timm`") from error
     except (*UNREADABLE, SafetensorError) as error:
@@ -165,4 +181,23 @@ def _weights_in(path: str) -> dict[str, torch.Tensor]:
     tensors = {name: value for name, value in weights.items() if isinstance(value, torch.Tensor)}
     if not tensors:
         raise ConfigError(f"{path}: no tensors there, expected safetensors or a state dict")
+    if key is not None and os.environ.get("RANK", "0") == "0":
+        print(f"{path}: starts from its weights {key!r}", flush=True)
+    tensors.pop("n_averaged", None)  # torch's count of averaged steps
     return tensors
+
+
+def _without_prefix(weights: dict[str, torch.Tensor], names: list[str]) -> dict[str, torch.Tensor]:
+    """Those of the one attribute of a larger module that has all these names, such as the model in
+    a LightningModule; else all weights.
+    """
+    ends = [name.removesuffix(names[0]) for name in weights if name.endswith(f".{names[0]}")]
+    prefixes = [end for end in ends if all(end + name in weights for name in names)]
+    if len(prefixes) != 1:
+        return weights
+    [prefix] = prefixes
+    return {
+        name.removeprefix(prefix): value
+        for name, value in weights.items()
+        if name.startswith(prefix)
+    }

@@ -236,18 +236,8 @@ class Runtime:
         return torch.autocast(self.device.type, dtype=dtype, enabled=self.precision != "fp32")
 
     def number(self, value: float) -> float | torch.Tensor:
-        """A number that changes between steps, as a step takes it: a tensor if it would become part
-        of the graph.
-        """
-        return torch.tensor(value, device=self.device) if self.device.type == "tpu" else value
-
-    def first_moments(self, optimizer: torch.optim.Optimizer, name: str) -> optimizers.Moments:
-        """The state that a new optimizer begins with, on the CPU, as `optimizer` is; {} where its
-        first step makes it.
-
-        Raises ConfigError for an optimizer that this back end can't run.
-        """
-        return {}
+        """A number that changes between steps, as a step needs it."""
+        return torchtpu.number(value) if self.device.type == "tpu" else value
 
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Averages gradients over replicas, unless the backward pass does so."""
@@ -260,7 +250,7 @@ class Runtime:
         The scaler, which is enabled for float16 only, skips the step if a gradient is not finite.
         """
         if isinstance(rate, torch.Tensor):
-            optimizers.step_by_tensor(optimizer, rate)
+            torchtpu.step(optimizer, rate)
         else:
             optimizers.step(optimizer, rate, scaler)
 

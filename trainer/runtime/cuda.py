@@ -2,6 +2,7 @@
 the computation.
 """
 
+import getpass
 import importlib.util
 import os
 import shutil
@@ -42,6 +43,16 @@ def compile_obstacle(device: torch.device) -> str | None:
         )
     is_there = device.type != "cuda" or importlib.util.find_spec("triton")
     return None if is_there else "it needs the package triton"
+
+
+def name_user() -> None:
+    """Names the user where the system can't, as in containers with another id: torch calls the
+    folder of its compiled kernels after the user.
+    """
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["USER"] = str(os.getuid())
 
 
 class CopiedBatch(dict[str, torch.Tensor]):

@@ -21,7 +21,7 @@ from trainer.config import Precision
 from trainer.errors import PeerLost, first_line
 from trainer.runtime import torchtpu
 from trainer.runtime.base import Runtime, Step
-from trainer.runtime.heartbeat import AGAIN, Address, HeartbeatServer
+from trainer.runtime.heartbeat import AGAIN, Address, HeartbeatServer, find_server
 
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo", "tpu": torchtpu.BACKEND}
 """The back ends of torch.distributed for each type of device.
@@ -150,13 +150,21 @@ class Ddp(Runtime):
                 own = exits.enter_context(HeartbeatServer(address, self.heartbeat.timing)).address
                 known = own._replace(host=host or os.environ["MASTER_ADDR"])
                 self._store.set(SERVER_KEY, json.dumps(known))
-            return Address(*json.loads(self._store.get(SERVER_KEY)))
+            else:
+                known = find_server(self._published, self.heartbeat.timing)
         except RuntimeError as error:
             raise PeerLost(
                 "the process of RANK 0 ended at its start, or does not answer at port"
                 f" {os.environ['MASTER_PORT']} of {os.environ['MASTER_ADDR']}"
                 f" ({first_line(error)}); its log says why; {AGAIN}"
             ) from error
+        # torchrun keeps its store over restarts, and its count of them differs between machines.
+        # The token is new in each start of RANK 0, and known to those who start with it.
+        self._store = dist.PrefixStore(known.token, self._store)
+        return known
+
+    def _published(self) -> Address:
+        return Address(*json.loads(self._store.get(SERVER_KEY)))
 
     def _is_one_machine(self) -> bool:
         is_local = os.environ["MASTER_ADDR"] in ("localhost", "127.0.0.1", "::1")

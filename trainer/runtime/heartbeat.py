@@ -22,7 +22,7 @@ import msgspec
 
 from shardset.errors import ConfigError, printable
 from shardset.prepared import JSON_ERRORS, prepared
-from trainer.errors import Preempted
+from trainer.errors import PeerLost, Preempted
 
 PORT = 8490
 """Port of the server on the first worker of a TPU slice; libtpu uses others (8471, and 8476
@@ -285,13 +285,7 @@ class HeartbeatClient:
             if self._has_left.wait(self.timing.beat_s):
                 return None
             if time.monotonic() > deadline:
-                text = (
-                    f"no way to port {address.port} of {address.host} within"
-                    f" {self.timing.join_s:.0f} s ({reason}), over which the processes send"
-                    " heartbeats: see there whether the run ended, or allow this TCP port between"
-                    " the hosts"
-                )
-                self._handle_loss(Message(lost=text))
+                self._handle_loss(Message(lost=_no_way(address, self.timing, str(reason))))
                 return None
 
     def _handle_loss(self, loss: Message) -> None:
@@ -304,6 +298,40 @@ class HeartbeatClient:
             # Not sys.stderr, whose lock the main thread may hold.
             os.write(2, f"PeerLost: {text}\n".encode())
             os._exit(FAILED)
+
+
+def find_server(published: Callable[[], Address], timing: HeartbeatTiming = TIMING) -> Address:
+    """The address of a server that runs.
+
+    What was published may be of a server that has ended, until the next one is published.
+
+    Raises PeerLost if none answers within `join_s`.
+    """
+    deadline = time.monotonic() + timing.join_s
+    while (reason := _silence_of(address := published(), timing)) is not None:
+        if time.monotonic() > deadline:
+            raise PeerLost(f"{_no_way(address, timing, reason)}; {AGAIN}")
+        time.sleep(timing.beat_s)
+    return address
+
+
+def _silence_of(address: Address, timing: HeartbeatTiming) -> str | None:
+    """Why no server of this token answers; None if one does, and has lost no process."""
+    try:
+        connection = socket.create_connection(address[:2], timeout=timing.grace_s)
+    except OSError as error:
+        return str(error)
+    with connection, connection.makefile("rb") as lines:
+        _send(connection, Message(token=address.token, end=""))
+        return _receive(lines, "its server", timing).lost
+
+
+def _no_way(address: Address, timing: HeartbeatTiming, reason: str) -> str:
+    return (
+        f"no way to port {address.port} of {address.host} within {timing.join_s:.0f} s ({reason}),"
+        " over which the processes send heartbeats: see there whether the run ended, or allow this"
+        " TCP port between the hosts"
+    )
 
 
 def _listen(address: Address) -> socket.socket:

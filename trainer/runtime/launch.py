@@ -18,7 +18,7 @@ import torch.distributed as dist
 from shardset.errors import ConfigError
 from trainer.config import Precision, Strategy, TrainConfig
 from trainer.errors import PeerLost
-from trainer.runtime import torchtpu, xla
+from trainer.runtime import cuda, torchtpu, xla
 from trainer.runtime.base import Runtime, Single
 from trainer.runtime.distributed import Ddp
 from trainer.runtime.heartbeat import (
@@ -111,6 +111,7 @@ def started(strategy: str, config: TrainConfig) -> Iterator[Runtime]:
 @contextmanager
 def running(strategy: str, precision: Precision) -> Iterator[Runtime]:
     """A runtime of this process, closed when the block ends."""
+    cuda.name_user()
     torchtpu.check_machine()
     # Before torch_xla is imported, which reads the choice only once.
     if strategy in ("spmd", "replica"):

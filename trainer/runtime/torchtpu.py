@@ -94,6 +94,34 @@ def spmd_safe(step: Step) -> Step:
     return step if mark is None else mark(step)
 
 
+def number(value: float) -> torch.Tensor:
+    """A number that changes between steps, as a tensor: a Python number would be part of a compiled
+    graph.
+    """
+    return torch.tensor(value, device=DEVICE_TYPE)
+
+
+@torch.no_grad()
+def step(optimizer: torch.optim.Optimizer, rate: torch.Tensor) -> None:
+    """One step at a rate on the device, and no gradients left.
+
+    Optimizers accept no tensor. Steps are proportional to the rate in all but LARS with
+    `trust_clip`, so a step at rate 1 is taken and then only `rate` of the way.
+    """
+    scales = [
+        (weight, group.get("lr_scale", 1.0))
+        for group in optimizer.param_groups
+        for weight in group["params"]
+    ]
+    before = [weight.clone() for weight, _ in scales]
+    for group in optimizer.param_groups:
+        group["lr"] = 1.0
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for (weight, scale), old in zip(scales, before, strict=True):
+        weight.copy_(old + rate * scale * (weight - old))
+
+
 def module() -> Any:
     """`torch.tpu` of TorchTPU. Raises ConfigError if it is not installed."""
     try:

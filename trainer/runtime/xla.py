@@ -17,11 +17,9 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_map_only
 
 from shardset.errors import ConfigError
 from trainer.config import Precision
-from trainer.runtime import optimizers
 from trainer.runtime.base import Runtime, Step, TensorBatch, moved, replica_key
 from trainer.runtime.heartbeat import PORT, Address, HeartbeatServer
 from trainer.runtime.machine import num_chips
@@ -42,7 +40,10 @@ class Xla(Runtime):
     of the back end.
     """
 
-    _max_graphs = 1
+    _max_graphs = 8
+    """For a step: the first one has no moments, and torch_xla compiles another graph when a Python
+    number becomes 0, 1 or equal to another one.
+    """
 
     def __init__(self, precision: Precision) -> None:
         import torch_xla
@@ -74,7 +75,7 @@ class Xla(Runtime):
         return module
 
     def accelerate(self, modules: Iterable[nn.Module], *, compile: bool | None, tf32: bool) -> None:
-        """Does nothing."""
+        torch.compiler.set_stance("force_eager")  # optimizers compile parts, as kron does
 
     def data_parallel(self, model: nn.Module) -> nn.Module:
         for module in model.modules():
@@ -83,35 +84,36 @@ class Xla(Runtime):
         return model
 
     def _counted(self, run: Step, name: str) -> Step:
-        """The step that runs as one graph. Raises ConfigError when it compiles a second one."""
+        """The step, whose graphs are counted. Raises ConfigError for one that compiles again and
+        again, or that torch_xla can't compile.
+        """
         self.graphs.setdefault(name, 0)
 
         def counted(*args: Any) -> torch.Tensor:
             before = self.compilations
-            result = run(*args)
+            try:
+                result = run(*args)
+            except RuntimeError as error:
+                if "Unexpected execution" not in str(error):
+                    raise
+                raise ConfigError(
+                    f"the model or the optimizer reads a number back from the device in a {name},"
+                    f" which strategy {self.strategy} can't compile; use another optimizer, such"
+                    " as adamw, or --strategy ddp or single"
+                ) from error
             self.graphs[name] += self.compilations - before
             if self.graphs[name] > self._max_graphs:
                 raise ConfigError(
-                    f"{name} compiled {self.graphs[name]} graphs, expected {self._max_graphs}: a"
-                    " shape or a Python number in the model or optimizer changes from step to"
-                    " step; keep it in a tensor"
+                    f"{name} compiled {self.graphs[name]} graphs, expected at most"
+                    f" {self._max_graphs}: a shape in the model or optimizer changes from step to"
+                    " step, or a number is read back; use another one, or --strategy ddp or single"
                 )
             return result
 
         return counted
 
-    def number(self, value: float) -> torch.Tensor:
-        return self._send(torch.tensor(value, dtype=torch.float32))
-
-    def first_moments(self, optimizer: torch.optim.Optimizer, name: str) -> optimizers.Moments:
-        return optimizers.zero_moments(optimizer, name)
-
     def seed(self, key: int) -> None:
         self._xm.set_rng_state(replica_key(key, self.replica), str(self.device))
-
-    def to_host(self, tree: Any) -> Any:
-        self._torch_xla.sync()
-        return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), tree)
 
     def fetch(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
         # One by one: a graph that joins them would run after the steps that are under way.
@@ -256,7 +258,7 @@ class Replica(Xla):
         self.num_replicas = self.num_hosts
         # Each replica of a process is a thread that compiles its own graph. The counters are those
         # of the process.
-        self._max_graphs = self._xr.addressable_device_count()
+        self._max_graphs *= self._xr.addressable_device_count()
 
     def mark_replicated(self, tensors: Iterable[torch.Tensor]) -> None:
         # Equal scalars that were sent, such as Adam's step counts, become a constant of the graph

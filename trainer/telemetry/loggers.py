@@ -20,14 +20,17 @@ A writer thread whose wake-up a Ctrl-C swallowed sleeps as long.
 """
 
 
-def open_events(folder: Path) -> Any:
-    """The writer of TensorBoard's event files in the run folder. Raises OSError, as it does."""
+def open_events(folder: Path, step: int) -> Any:
+    """The writer of TensorBoard's event files in the run folder. Raises OSError, as it does.
+
+    TensorBoard forgets what a killed run wrote after that step.
+    """
     # Imported late: it takes a second, and only one process of a run needs it. It writes on its own
     # thread.
     from torch.utils import tensorboard
 
     writer: Any = tensorboard.SummaryWriter  # it is not typed
-    return writer(str(folder / EVENTS), flush_secs=FLUSH_S)
+    return writer(str(folder / EVENTS), flush_secs=FLUSH_S, purge_step=step + 1)
 
 
 def start_wandb(config: TrainConfig, folder: Path) -> Any:

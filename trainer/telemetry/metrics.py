@@ -11,7 +11,7 @@ import math
 import shutil
 import sys
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import msgspec
 
@@ -161,10 +161,15 @@ class RunLog:
 
     def __init__(self, folder: Path, host: int = 0, *, show_records: bool = False) -> None:
         (folder / LOGS).mkdir(parents=True, exist_ok=True)
+        self._folder = folder
         self._is_master, self._prints_records = host == 0, show_records
         self._log = _open_for_appending(folder / log_name(host))
         self._lines = _open_for_appending(folder / METRICS) if self._is_master else None
-        self._events = open_events(folder) if self._is_master else None
+        self._events: Any = None
+
+    def start(self, step: int) -> None:
+        """Opens the events of a run that has taken so many steps; before its first record."""
+        self._events = open_events(self._folder, step) if self._is_master else None
 
     def note(self, text: str, detail: str = "") -> None:
         """Writes a sentence for people; the log adds the detail."""
@@ -188,9 +193,11 @@ class RunLog:
             _append(self._lines, json.dumps({"kind": kind, "time": now, **values}))
         if self._events and not isinstance(record, FinalRecord):
             with os_errors_as_storage_errors(self._events.log_dir):
+                # steps taken, also for the record of a step, which has its number from 0
+                step = record.global_step + isinstance(record, StepRecord)
                 for name, value in values.items():
                     if isinstance(value, float):
-                        self._events.add_scalar(f"{kind}/{name}", value, record.global_step)
+                        self._events.add_scalar(f"{kind}/{name}", value, step)
 
     def progress(self, text: str) -> None:
         """Shows a line that the next one replaces, on a terminal only."""

@@ -35,6 +35,13 @@ def test_the_group_norm_swap_leaves_no_batch_norm(name: str) -> None:
     assert count(after, _BatchNorm) == 0
     assert count(after, nn.GroupNorm) == count(before, _BatchNorm) > 0
     assert after(torch.zeros(2, 3, 224, 224)).shape == (2, 10)
+    # the last norms of blocks begin at 0
+    scales = [
+        [one.weight.any() for one in net.modules() if isinstance(one, (_BatchNorm, nn.GroupNorm))]
+        for net in (before, after)
+    ]
+    assert scales[0] == scales[1]
+    assert not all(scales[0])
 
 
 @pytest.mark.parametrize(

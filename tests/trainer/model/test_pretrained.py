@@ -1,3 +1,4 @@
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,45 @@ def built(classes: int, seed: int = 0, **changes: Any) -> nn.Module:
 
 
 def write(folder: Path, kind: str, weights: dict[str, torch.Tensor]) -> str:
-    path = folder / {"safetensors": "w.safetensors"}.get(kind, "w.pt")
+    path = folder / {"safetensors": "w.safetensors", "Lightning": "w.ckpt"}.get(kind, "w.pt")
     if kind == "safetensors":
         save_file(weights, path)
-    else:
-        torch.save(weights if kind == "state dict" else {"model": weights, "step": 3}, path)
+        return str(path)
+    others = {name: torch.zeros_like(value) for name, value in weights.items()}
+    averaged = {f"module.{name}": value for name, value in weights.items()}
+    in_module = {f"net.{name}": value for name, value in weights.items()}
+    saved: dict[str, Any] = {
+        "state dict": weights,
+        "a run": {"model": weights, "ema": None, "step": 3},
+        "a run with averages": {"model": others, "ema": weights, "step": 3},
+        "torchvision": {
+            "model": others,
+            "model_ema": {"n_averaged": torch.tensor(9), **averaged},
+            "args": argparse.Namespace(lr=0.1),
+        },
+        "Lightning": {
+            "pytorch-lightning_version": "2.6.1",
+            "state_dict": {"loss.weight": torch.ones(2), **in_module},
+            "hyper_parameters": {"lr": 0.1},
+        },
+    }
+    torch.save(saved[kind], path)
     return str(path)
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "state dict", "checkpoint of a run"])
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("safetensors", ""),
+        ("state dict", ""),
+        ("a run", "'model'"),
+        ("a run with averages", "'ema'"),
+        ("torchvision", "'model_ema'"),
+        ("Lightning", "'state_dict'"),
+    ],
+)
 def test_weights_of_a_file_are_loaded_and_the_head_is_new_for_other_classes(
-    kind: str, tmp_path: Path
+    kind: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = built(7, seed=1)
     path = write(tmp_path, kind, source.state_dict())
@@ -44,6 +73,9 @@ def test_weights_of_a_file_are_loaded_and_the_head_is_new_for_other_classes(
     assert torch.equal(same.state_dict()["fc.weight"], source.state_dict()["fc.weight"])
     assert torch.equal(net.state_dict()["conv1.weight"], source.state_dict()["conv1.weight"])
     assert torch.equal(net.state_dict()["fc.weight"], fresh.state_dict()["fc.weight"])
+    assert capsys.readouterr().out.partition(": ")[2].partition("\n")[0] == (
+        says and f"starts from its weights {says}"
+    )
 
 
 class Dangerous:
@@ -67,9 +99,13 @@ def test_a_file_without_weights_is_refused(name: str, text: bytes, tmp_path: Pat
 
 
 def test_weights_of_another_model_and_missing_files_are_refused(tmp_path: Path) -> None:
-    other = {f"layer9.{name}": value for name, value in built(3).state_dict().items()}
+    own = built(3).state_dict()
+    other = {name.replace("conv1", "conv9"): value for name, value in own.items()}
     with pytest.raises(ConfigError, match=r"\d+ are missing or of other layers, such as conv1"):
         built(3, pretrained=write(tmp_path, "safetensors", other))
+    two = {f"{part}.{name}": value for part in ("a", "b") for name, value in own.items()}
+    with pytest.raises(ConfigError, match=r"\d+ are missing or of other layers, such as conv1"):
+        built(3, pretrained=write(tmp_path, "state dict", two))
     with pytest.raises(ConfigError, match="no such file"):
         built(3, pretrained=str(tmp_path / "nothing.pt"))
     with pytest.raises(ConfigError, match="is not timm's"):

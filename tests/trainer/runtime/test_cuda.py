@@ -2,6 +2,8 @@
 refusals.
 """
 
+import getpass
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -199,7 +202,8 @@ def test_compiling_without_a_compiler_or_the_headers_of_python_is_refused(
         ("sgd", "cuda", {"fused": True}),
         ("lamb", "cuda", {}),
         ("nadam", "cuda", {"capturable": True}),
-        ("adamw", "xla", {"capturable": True}),
+        ("adamw", "xla", {}),
+        ("nadam", "xla", {"capturable": True}),
         ("adamw", "cpu", {}),
     ],
 )
@@ -210,9 +214,12 @@ def test_the_options_of_an_optimizer_follow_the_device(
     assert optimizers.options_for(name, torch.device(device), "fp16") == {}
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9, 0.999, 0.9999])
-def test_a_bias_correction_with_a_step_count_on_the_device_has_all_digits(beta: float) -> None:
-    exact = optimizers.ExactBeta(beta)
-    for step in (1, 2, 7, 100, 10_000):
-        expected = 1 - beta**step
-        assert (1 - exact ** torch.tensor(float(step))).item() == pytest.approx(expected, rel=2e-7)
+@pytest.mark.parametrize("error", [KeyError("no such uid"), OSError])  # the first until Python 3.12
+def test_a_user_id_without_a_name_is_its_number(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr("pwd.getpwuid", Mock(side_effect=error))
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "")
+    cuda.name_user()
+    assert getpass.getuser() == str(os.getuid())

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from shardset.errors import ConfigError
 from shardset.storage.memory import MemoryStorage
@@ -62,6 +63,7 @@ def test_records_go_to_the_log_the_json_lines_and_tensorboard(
     other.close()
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["host-003.log"]
     log = RunLog(tmp_path)
+    log.start(0)
     log.record(STEP)
     log.record(EVALUATION)
     log.note("a sentence")
@@ -71,6 +73,21 @@ def test_records_go_to_the_log_the_json_lines_and_tensorboard(
     assert (tmp_path / "logs/host-000.log").read_text().count("\n") == 3
     assert list((tmp_path / "tensorboard").glob("events.*"))
     assert capsys.readouterr().out == "a sentence\n"
+
+
+def test_tensorboard_shows_each_step_once_after_a_kill(tmp_path: Path) -> None:
+    for start in (0, 2):  # the second run resumes at step 2, after which the first one wrote
+        log = RunLog(tmp_path)
+        log.start(start)
+        for step in range(start, 4):
+            log.record(msgspec.structs.replace(STEP, global_step=step, loss=float(start)))
+            log.record(msgspec.structs.replace(EVALUATION, global_step=step + 1))
+        log.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    found = [(event.step, event.value) for event in events.Scalars("step/loss")]
+    assert found == [(1, 0.0), (2, 0.0), (3, 2.0), (4, 2.0)]
+    assert [event.step for event in events.Scalars("eval/top1")] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import nll_loss
 
+from shardset.errors import ConfigError
 from shardset.program import FAILED, OK, USAGE
 from shardset.storage.open import open_storage
 from tests.makers.shardset import encode, pixels
@@ -20,6 +22,7 @@ from trainer import loop
 from trainer.config import ImageConfig, ModelConfig, RegularizeConfig
 from trainer.data.splits import open_data
 from trainer.errors import CheckpointError
+from trainer.model import build
 from trainer.run_folder import checkpoint
 from trainer.runtime.base import Single
 from trainer.tools import export, trained
@@ -91,6 +94,30 @@ def test_an_export_is_the_model_of_the_run_with_its_facts(run: str, tmp_path: Pa
     np.testing.assert_allclose(
         graph.run(None, {"image": images})[0], expected, rtol=1e-3, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("name", ["eva02_tiny_patch14_224", "vit_small_patch16_dinov3"])
+def test_attention_of_timm_becomes_a_graph(run: str, name: str, tmp_path: Path) -> None:
+    small: Any = {"img_size": 8, "patch_size": 4, "depth": 1, "embed_dim": 32, "num_heads": 2}
+    net = build.build(ModelConfig(name=name, kwargs=small), 10, 0).eval()
+    export.write(trained.opened(run)._replace(net=net), str(tmp_path), onnx=True)
+    images = np.random.default_rng(0).random((5, 3, 8, 8), dtype=np.float32)
+    graph = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    [found] = graph.run(None, {"image": images})
+    np.testing.assert_allclose(found, net(torch.from_numpy(images)).detach(), rtol=1e-3, atol=1e-5)
+
+
+def test_a_model_without_a_graph_leaves_its_weights_and_says_why_in_a_sentence(
+    run: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # As in VGG on small images: 8 pixels are no multiple of 5.
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(5), nn.Flatten(), nn.Linear(75, 10))
+    with pytest.raises(
+        ConfigError, match=r"model.json are written, but .*not factor of input size"
+    ):
+        export.write(trained.opened(run)._replace(net=net), str(tmp_path), onnx=True)
+    assert {one.name for one in tmp_path.iterdir()} == {"model.json", "model.safetensors"}
+    assert "graph" not in capfd.readouterr().out
 
 
 def test_predictions_are_the_most_probable_classes_of_each_image(
