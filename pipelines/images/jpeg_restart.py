@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from shardset.errors import ConfigError
+from shardset.format.images.jpeg_header import EOI, holds_more, may_be_reduced
+from shardset.format.images.pillow import plugin
 
-_EOI = b"\xff\xd9"
 _BROKEN = (OSError, SyntaxError, ValueError)
 """What Pillow raises for a JPEG that it can't read."""
 
@@ -42,11 +42,14 @@ def add_restart_markers(jpeg: bytes, *, segment_pixels: tuple[int, int] = SEGMEN
 
     The result has one scan and optimised Huffman tables. It is 2 to 3 % smaller than a JPEG with
     standard tables, and up to 2 % larger than one with optimised tables. Marker segments (EXIF,
-    colour profile, comment) stay. Returns a JPEG unchanged that can't be written in this form or
-    would decode to other pixels; readers decode it completely. Raises ConfigError if jpegio is not
+    colour profile, comment) stay. Returns a JPEG unchanged that can't be written in this form,
+    would decode to other pixels, or holds more than its image (an MPO, or a film behind the end
+    mark), which would be lost; readers decode it completely. Raises ConfigError if jpegio is not
     installed.
     """
     jpegio = _library()
+    if holds_more(jpeg) or not may_be_reduced(jpeg):
+        return jpeg
     with tempfile.TemporaryDirectory(prefix="shardset-jpeg-") as folder:
         before, after = str(Path(folder, "before.jpg")), str(Path(folder, "after.jpg"))
         Path(before).write_bytes(jpeg)
@@ -108,7 +111,7 @@ def _ends_with_its_scan(jpeg: bytes, start: int) -> bool:
     markers.
     """
     marker = _MARKER.search(jpeg, start)
-    return marker is not None and marker[0] == _EOI and marker.end() == len(jpeg)
+    return marker is not None and marker[0] == EOI and marker.end() == len(jpeg)
 
 
 def _same_pixels(before: bytes, after: bytes) -> bool:
@@ -126,7 +129,7 @@ def _same_pixels(before: bytes, after: bytes) -> bool:
 
 
 def _opened(jpeg: bytes) -> Any:
-    return Image.open(io.BytesIO(jpeg), formats=["JPEG"])
+    return plugin("jpg")(io.BytesIO(jpeg))
 
 
 def _equal(before: list[np.ndarray], after: list[np.ndarray]) -> bool:

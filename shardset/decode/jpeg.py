@@ -12,6 +12,7 @@ from shardset.decode.crops import Box
 from shardset.decode.jpeg_restart import Grid, cut, head
 from shardset.errors import UndecodableImage
 from shardset.format.images import limits
+from shardset.format.images.jpeg_header import may_be_reduced
 
 _LEAST_COLUMNS = 5
 """The width from which on libjpeg-turbo interpolates colours: it needs three halved pixels
@@ -92,8 +93,10 @@ def reduced(size: tuple[int, int], eighths: int) -> tuple[int, int]:
 
 def _header(data: bytes) -> tuple[int, int, str] | None:
     """(height, width, colour space); None if libjpeg-turbo can't tell or has no name for the colour
-    sampling.
+    sampling, or if the frame is one that it should not reduce.
     """
+    if not may_be_reduced(data):
+        return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError):  # KeyError: it has no colour space
