@@ -10,7 +10,6 @@ compared too.
 """
 
 import io
-import re
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
@@ -19,13 +18,12 @@ from typing import Any
 import numpy as np
 
 from shardset.errors import ConfigError
-from shardset.format.images.jpeg_header import EOI, holds_more, may_be_reduced
+from shardset.format.images.jpeg_header import EOI, holds_more, may_be_reduced, segments
 from shardset.format.images.pillow import plugin
 
 _BROKEN = (OSError, SyntaxError, ValueError)
 """What Pillow raises for a JPEG that it can't read."""
 
-_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")
 _ROWS_COMPARED = 256
 """Images are compared in strips of this many rows to limit the memory."""
 
@@ -83,7 +81,7 @@ def is_plain(jpeg: bytes) -> bool:
         ids in (b"\1", b"\1\2\3")
         and (head[0], head[1:-3:2], head[-3:]) == (len(ids), ids, b"\0\x3f\0")
         and not {"adobe", "progressive"} & image.info.keys()
-        and _ends_with_its_scan(jpeg, scan)
+        and [(m, end) for m, begin, end in segments(jpeg) if begin > scan] == [(EOI, len(jpeg))]
     )
 
 
@@ -104,14 +102,6 @@ def _restart_interval(image: Any, min_pixels: int, max_pixels: int) -> int:
         n for n in range(1, row + 1) if row % n == 0 and min_pixels <= n * block_width <= max_pixels
     ]
     return max(fitting, default=row)
-
-
-def _ends_with_its_scan(jpeg: bytes, start: int) -> bool:
-    """Whether only the end marker follows the scan that starts at `start` and may have restart
-    markers.
-    """
-    marker = _MARKER.search(jpeg, start)
-    return marker is not None and marker[0] == EOI and marker.end() == len(jpeg)
 
 
 def _same_pixels(before: bytes, after: bytes) -> bool:

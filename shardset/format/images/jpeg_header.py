@@ -11,13 +11,13 @@ SOS, EOI = b"\xff\xda", b"\xff\xd9"
 """The marks of a scan and of the end."""
 
 _APP2 = b"\xff\xe2"
-_NO_FRAMES = {0xC4, 0xC8, 0xCC}
+_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _REDUCIBLE = {("SOF0", 8), ("SOF1", 8), ("SOF2", 8)}
 """Baseline, extended and progressive frames with Huffman codes, of 8 bits."""
 
 # In entropy-coded data 0xff is followed by 0 or by a restart number. Anything else begins a
 # segment, but 1, which stands alone. Decoders skip other bytes before a marker, and so does this.
-_NEXT_SEGMENT = re.compile(rb"\xff+([^\x00\x01\xd0-\xd7\xff])")
+_NEXT_SEGMENT = re.compile(rb"\xff+[^\x00\x01\xd0-\xd7\xff]")
 
 
 def segments(jpeg: bytes) -> Iterator[tuple[bytes, int, int]]:
@@ -26,7 +26,8 @@ def segments(jpeg: bytes) -> Iterator[tuple[bytes, int, int]]:
     """
     end = 2
     while match := _NEXT_SEGMENT.search(jpeg, end):
-        marker, begin = b"\xff" + match[1], match.end()
+        begin = match.end()
+        marker = jpeg[begin - 2 : begin]
         end = begin if marker == EOI else begin + int.from_bytes(jpeg[begin : begin + 2], "big")
         yield marker, begin + 2, end
         if marker == EOI:
@@ -42,7 +43,7 @@ def frame_of(jpeg: bytes) -> tuple[str, int] | None:
     for marker, begin, _ in segments(jpeg):
         if marker == SOS:
             return frames[0] if len(frames) == 1 else None
-        if 0xC0 <= marker[1] <= 0xCF and marker[1] not in _NO_FRAMES:
+        if marker[1] in _FRAMES:
             frames.append((f"SOF{marker[1] - 0xC0}", int.from_bytes(jpeg[begin : begin + 1])))
     return None
 
@@ -59,7 +60,9 @@ def holds_more(jpeg: bytes) -> bool:
     """Whether a JPEG holds more than its image: an index of several (an MPO: HDR photos with a gain
     map, stereo pairs), or data behind the end mark, such as a film.
     """
-    found = list(segments(jpeg))
-    if any(marker == _APP2 and jpeg.startswith(b"MPF\0", at) for marker, at, _ in found):
-        return True
-    return any(jpeg[max((end for *_, end in found), default=0) :])
+    last = 0
+    for marker, begin, end in segments(jpeg):
+        if marker == _APP2 and jpeg.startswith(b"MPF\0", begin):
+            return True
+        last = end
+    return any(jpeg[last:])
