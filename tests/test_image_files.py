@@ -7,9 +7,12 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import jpegio
 import numpy as np
 import pytest
+import simplejpeg
 from PIL import Image, ImageOps
+from PIL.JpegImagePlugin import JpegImageFile
 
 from pipelines import cli as pipelines
 from pipelines.check.verify import verify
@@ -18,13 +21,17 @@ from pipelines.images.encode import encode, thumbnail_of
 from pipelines.images.options import ImageOptions
 from shardset.decode.crops import CenterCrop
 from shardset.decode.image import ImageSpec, decode, decode_into, image_size
+from shardset.decode.workers import DecodeTask
 from shardset.errors import UndecodableImage
 from shardset.format import manifest as manifests
 from shardset.format.images import IMAGE_FIELDS, format_of
+from shardset.format.images.jpeg_header import frame_of
 from shardset.stream.stream import Stream
 from shardset.writer import Writer
+from tests.makers import odd_images
 from tests.makers.image_files import FILES, ImageFile
 from tests.makers.stored import samples_of
+from tests.shardset.format.images.test_jpeg_header import header
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 GOOD = {name: file for name, file in FILES.items() if not file.reason}
@@ -90,6 +97,58 @@ def test_every_part_refuses_what_has_no_pixels_for_the_same_reason(name, tmp_pat
         with pytest.raises(UndecodableImage) as caught:
             act()
         assert caught.value.reason == reason
+
+
+def arithmetic(data: bytes, folder: Path) -> bytes:
+    """The same JPEG with arithmetic codes instead of Huffman's."""
+    before, after = folder / "before.jpg", folder / "after.jpg"
+    before.write_bytes(data)
+    image = jpegio.read(str(before))
+    image.arith_code, image.optimize_coding = 1, 0
+    jpegio.write(image, str(after))
+    return after.read_bytes()
+
+
+def test_no_decoder_is_asked_for_a_part_of_a_jpeg_whose_frame_is_rare(tmp_path, monkeypatch):
+    data = odd_images.encoded(odd_images.picture(size=(99, 67)), "JPEG")
+    rare, row = arithmetic(data, tmp_path), np.zeros((8, 8, 3), np.uint8)
+    assert frame_of(rare) == ("SOF9", 8)
+    for owner, name in (
+        (JpegImageFile, "draft"),
+        (simplejpeg, "decode_jpeg"),
+        (jpegio, "read"),
+    ):
+        monkeypatch.setattr(owner, name, lambda *_, _name=name, **__: pytest.fail(_name))
+    expected = of_pillow(data)
+    small = ImageOptions(resize_shorter=8, image_format="png")
+    assert off(decode(rare, (9, 9)), expected) == 0
+    for spec in (SPEC, ImageSpec(size=8)):
+        decode_into(row, rare, spec, np.full(23, 0.5))
+        assert DecodeTask((255,) * 3, True, spec).decode(
+            row[None], np.zeros(1, int), [rare], np.full((1, 23), 0.5)
+        )
+    for options in (ImageOptions(), small):
+        assert examine(rare, field="", verify="decode", options=options).marks == ""
+    wanted = Image.fromarray(expected).resize((12, 8), Image.Resampling.LANCZOS, reducing_gap=3)
+    assert off(np.asarray(thumbnail_of(rare, 12).pixels), np.asarray(wanted)) == 0
+    assert off(of_pillow(encode(rare, "jpg", "", small)[1]), np.asarray(wanted)) == 0
+    assert encode(rare, "jpg", "", ImageOptions(jpeg_restart=True)) == ("jpg", rare)
+    with Writer(str(tmp_path / "set")) as writer:
+        writer.write(image=rare)
+
+
+@pytest.mark.parametrize("kind", [3, 5, 6, 7, 11, 13, 14, 15])
+def test_a_frame_that_no_decoder_reads_is_refused_by_its_name(kind):
+    # without an image: a complete one might harm a decoder that is asked for a part of it
+    data = header((kind, 8))
+    for act in (
+        lambda: decode(data, (1, 1)),
+        lambda: decode_into(np.zeros((8, 8, 3), np.uint8), data, SPEC, np.empty(0)),
+        lambda: examine(data, field="", verify="decode", options=ImageOptions()),
+        lambda: thumbnail_of(data, 1),
+    ):
+        with pytest.raises(UndecodableImage, match=f"^unsupported format: .*SOF{kind} of 8 bits"):
+            act()
 
 
 def build(tmp_path: Path, *words: str) -> tuple[str, set[str]]:

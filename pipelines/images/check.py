@@ -10,8 +10,9 @@ from pipelines.images.options import CMYK_TO_RGB, ImageOptions, Verify, resized,
 from shardset.errors import UndecodableImage
 from shardset.format.images import FIELD_OF_EXTENSION, MAX_PIXELS, format_of
 from shardset.format.images.background import is_transparent, may_be_transparent
+from shardset.format.images.jpeg_header import holds_more
 from shardset.format.images.orientation import UPRIGHT, orientation_of
-from shardset.format.images.pillow import PLUGINS, load, opened
+from shardset.format.images.pillow import PLUGINS, load, opened, reduce
 
 ALPHA_TO_BACKGROUND = "alpha-to-background"
 """The fix of a transparent image that is re-encoded, which makes it opaque."""
@@ -27,6 +28,11 @@ TURNED = "turned"
 fix.
 """
 
+HOLDS_MORE = "holds-more"
+"""The mark of a JPEG that holds more than its image and so gets no restart markers: counted, but no
+fix.
+"""
+
 _LONGEST_SIDE = {"jpg": 65500, "webp": 16383}
 """The limits of libjpeg and libwebp in pixels."""
 
@@ -37,8 +43,8 @@ class Examined(NamedTuple):
     """An examined image: its field by content, and its marks joined by `+`, "" if there are none.
 
     Fixes are `cmyk-to-rgb`, `alpha-to-background`, `turned-upright`, and `renamed-png` for a PNG
-    under another name. `transparent` and `turned` mark an image that is stored so, the second one
-    for readers to turn.
+    under another name. `transparent`, `turned` (which readers turn) and `holds-more` mark an image
+    that is stored as it is.
     """
 
     field: str
@@ -73,12 +79,15 @@ def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -
         if verify == "decode":
             # An eighth of a JPEG saves the transforms, which can't fail. All of the entropy-coded
             # data is still decoded.
-            image.draft(None, (1, 1))
+            reduce(image, data, actual, (1, 1))
             load(image, data, actual)
         transparent = is_transparent(image) if verify == "decode" else may_be_transparent(image)
     opacity = (TRANSPARENT if unchanged else ALPHA_TO_BACKGROUND) if transparent else ""
-    turn = (TURNED if unchanged and fix != CMYK_TO_RGB else TURNED_UPRIGHT) if turned else ""
-    return Examined(actual, _MARK_SEPARATOR.join(filter(None, (fix, opacity, turn))))
+    unchanged &= fix != CMYK_TO_RGB
+    turn = (TURNED if unchanged else TURNED_UPRIGHT) if turned else ""
+    keeps_more = options.jpeg_restart and unchanged and actual == "jpg" and holds_more(data)
+    marks = fix, opacity, turn, HOLDS_MORE if keeps_more else ""
+    return Examined(actual, _MARK_SEPARATOR.join(filter(None, marks)))
 
 
 def is_stored_unchanged(image: Image.Image, data: bytes, field: str, options: ImageOptions) -> bool:

@@ -37,7 +37,7 @@ from shardset.format.images.background import (
     is_transparent,
 )
 from shardset.format.images.orientation import UPRIGHT, orientation_of, upright_size
-from shardset.format.images.pillow import load, opened, plugin
+from shardset.format.images.pillow import load, opened, plugin, reduce
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -143,11 +143,11 @@ def _pixels(
     """The upright image as 8-bit L or RGB, resized to `size`,
     which is that before EXIF turns it.
     """
-    box: Any = None
+    box = None
     turn = _TURNS.get(orientation_of(data, image))
     if size != image.size:
-        draft = image.draft(None, (int(size[0] * _REDUCING_GAP), int(size[1] * _REDUCING_GAP)))
-        box = draft[1] if draft else None
+        least = int(size[0] * _REDUCING_GAP), int(size[1] * _REDUCING_GAP)
+        box = reduce(image, data, field, least)
     load(image, data, field)
     pixels = flattened(image, background)
     if size != pixels.size:

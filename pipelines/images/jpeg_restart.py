@@ -10,22 +10,20 @@ compared too.
 """
 
 import io
-import re
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from shardset.errors import ConfigError
+from shardset.format.images.jpeg_header import EOI, holds_more, may_be_reduced, segments
+from shardset.format.images.pillow import plugin
 
-_EOI = b"\xff\xd9"
 _BROKEN = (OSError, SyntaxError, ValueError)
 """What Pillow raises for a JPEG that it can't read."""
 
-_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")
 _ROWS_COMPARED = 256
 """Images are compared in strips of this many rows to limit the memory."""
 
@@ -42,11 +40,14 @@ def add_restart_markers(jpeg: bytes, *, segment_pixels: tuple[int, int] = SEGMEN
 
     The result has one scan and optimised Huffman tables. It is 2 to 3 % smaller than a JPEG with
     standard tables, and up to 2 % larger than one with optimised tables. Marker segments (EXIF,
-    colour profile, comment) stay. Returns a JPEG unchanged that can't be written in this form or
-    would decode to other pixels; readers decode it completely. Raises ConfigError if jpegio is not
+    colour profile, comment) stay. Returns a JPEG unchanged that can't be written in this form,
+    would decode to other pixels, or holds more than its image (an MPO, or a film behind the end
+    mark), which would be lost; readers decode it completely. Raises ConfigError if jpegio is not
     installed.
     """
     jpegio = _library()
+    if holds_more(jpeg) or not may_be_reduced(jpeg):
+        return jpeg
     with tempfile.TemporaryDirectory(prefix="shardset-jpeg-") as folder:
         before, after = str(Path(folder, "before.jpg")), str(Path(folder, "after.jpg"))
         Path(before).write_bytes(jpeg)
@@ -80,7 +81,7 @@ def is_plain(jpeg: bytes) -> bool:
         ids in (b"\1", b"\1\2\3")
         and (head[0], head[1:-3:2], head[-3:]) == (len(ids), ids, b"\0\x3f\0")
         and not {"adobe", "progressive"} & image.info.keys()
-        and _ends_with_its_scan(jpeg, scan)
+        and [(m, end) for m, begin, end in segments(jpeg) if begin > scan] == [(EOI, len(jpeg))]
     )
 
 
@@ -103,14 +104,6 @@ def _restart_interval(image: Any, min_pixels: int, max_pixels: int) -> int:
     return max(fitting, default=row)
 
 
-def _ends_with_its_scan(jpeg: bytes, start: int) -> bool:
-    """Whether only the end marker follows the scan that starts at `start` and may have restart
-    markers.
-    """
-    marker = _MARKER.search(jpeg, start)
-    return marker is not None and marker[0] == _EOI and marker.end() == len(jpeg)
-
-
 def _same_pixels(before: bytes, after: bytes) -> bool:
     try:
         with _opened(before) as one, _opened(after) as two:
@@ -126,7 +119,7 @@ def _same_pixels(before: bytes, after: bytes) -> bool:
 
 
 def _opened(jpeg: bytes) -> Any:
-    return Image.open(io.BytesIO(jpeg), formats=["JPEG"])
+    return plugin("jpg")(io.BytesIO(jpeg))
 
 
 def _equal(before: list[np.ndarray], after: list[np.ndarray]) -> bool:

@@ -9,7 +9,7 @@ import msgspec
 
 from pipelines.config import BuildConfig
 from pipelines.holdout import REST, Holdout
-from pipelines.images.check import TRANSPARENT, TURNED
+from pipelines.images.check import HOLDS_MORE, TRANSPARENT, TURNED
 from pipelines.plan import layout, paths, summaries, tables
 from pipelines.plan.append import are_numbers, base_of
 from pipelines.plan.division import divide
@@ -36,6 +36,10 @@ _NOTES = {
     TURNED: (
         "{} {} stored turned, as EXIF says; the stream turns them upright (image.upright), other"
         " readers may not"
+    ),
+    HOLDS_MORE: (
+        "{} {} kept without restart markers, because a rewrite would lose what else the files hold:"
+        " further images (MPO) or films"
     ),
 }
 """The words of the summary for images with a mark that isn't a fix."""

@@ -47,6 +47,17 @@ class Box(NamedTuple):
     width: int
 
 
+class Window(NamedTuple):
+    """The pixels that a box of an image touches: uint8 [height, width, 3].
+
+    `inside` is the box in them: (top, left, height, width). It begins and ends between pixels if
+    the image was reduced while it was decoded.
+    """
+
+    pixels: np.ndarray
+    inside: tuple[float, float, float, float]
+
+
 class Region(NamedTuple):
     """What a crop needs of one image, and how that fills a row.
 
@@ -59,7 +70,7 @@ class Region(NamedTuple):
     box: Box | None
     target: Box
     least: tuple[int, int]
-    put: Callable[[np.ndarray, np.ndarray], object]
+    put: Callable[[np.ndarray, Window], object]
     num_bytes: int = 0
 
 
@@ -306,7 +317,7 @@ class PadCrop(Crop):
             )
         top, left = int(drawn[1] * (down + 1)), int(drawn[2] * (right + 1))
         target = Box(padding - top, padding - left, height, width)
-        return Region(None, target, (0, 0), partial(_put, target=target))
+        return Region(None, target, image_size, partial(_put, target=target))
 
     def keeps_size(self, size: int) -> bool:
         return True
@@ -368,6 +379,12 @@ def turned(image: np.ndarray, orientation: int) -> np.ndarray:
     return cv2.flip(image, _FLIPS[orientation]) if orientation in _FLIPS else image
 
 
+def flips(orientation: int) -> tuple[bool, bool]:
+    """Whether `turned` flips top and bottom, and left and right."""
+    code = _FLIPS.get(orientation)
+    return code in (0, -1), code in (1, -1)
+
+
 def use_one_opencv_thread() -> None:
     """Makes OpenCV resize in the calling thread, because every core decodes already."""
     import cv2
@@ -425,17 +442,19 @@ def _resized(
 
 
 def _put(
-    row: np.ndarray, pixels: np.ndarray, target: Box, interpolation: str = "area", fill: int = 0
+    row: np.ndarray, window: Window, target: Box, interpolation: str = "area", fill: int = 0
 ) -> None:
-    """Fills a row with pixels that are resized to `target`, and with `fill` where that is not."""
+    """Fills a row with a window that is resized to `target`, and with `fill` where that is not."""
     top, left, height, width = target
     covers = top <= 0 and left <= 0 and top + height >= len(row) and left + width >= len(row)
-    if pixels.shape[:2] != (height, width):
+    pixels = window.pixels
+    if window.inside != (0, 0, height, width):
         is_row = covers and height == width == len(row)
         out = row if is_row else np.empty((height, width, 3), np.uint8)
-        pixels = _resize_into(out, pixels, interpolation)
+        _resize_into(out, window, interpolation)
         if is_row:
             return
+        pixels = out
     if covers:
         row[:] = pixels[-top : len(row) - top, -left : len(row) - left]
         return
@@ -444,14 +463,34 @@ def _put(
     inside[:] = pixels[max(0, -top) :, max(0, -left) :][: inside.shape[0], : inside.shape[1]]
 
 
-def _resize_into(out: np.ndarray, image: np.ndarray, interpolation: str) -> np.ndarray:
+def _resize_into(out: np.ndarray, window: Window, interpolation: str) -> None:
     import cv2
 
+    image, (top, left, height, width) = window
+    size = out.shape[1], out.shape[0]
     if (resample := INTERPOLATIONS[interpolation]) is not None:
-        out[:] = np.asarray(Image.fromarray(image).resize(out.shape[1::-1], resample))
-        return out
+        box = left, top, left + width, top + height
+        out[:] = np.asarray(Image.fromarray(image).resize(size, resample, box))
+        return
+    across, down = width / size[0], height / size[1]
     # Beyond a factor of 2, linear would skip pixels.
-    is_small = image.shape[0] < 2 * out.shape[0] and image.shape[1] < 2 * out.shape[1]
-    by_area = interpolation == "area" or not is_small
+    by_area = interpolation == "area" or max(across, down) >= 2
     how = cv2.INTER_AREA if by_area else cv2.INTER_LINEAR
-    return cv2.resize(image, (out.shape[1], out.shape[0]), dst=out, interpolation=how)
+    if top == left == 0:
+        scaled = cv2.resize(image, None, out, 1 / across, 1 / down, how)
+        out[:] = scaled[: size[1], : size[0]]
+        return
+    # Points, one or more, stand for the area of each pixel of the row. OpenCV takes twice as long
+    # for three colours as for four.
+    points = [math.ceil(step) if by_area else 1 for step in (across, down)]
+    x, y = across / points[0], down / points[1]
+    places = np.array([[x, 0, left + x / 2 - 0.5], [0, y, top + y / 2 - 0.5]])
+    dense = cv2.warpAffine(
+        cv2.cvtColor(image, cv2.COLOR_RGB2RGBA),
+        places,
+        (size[0] * points[0], size[1] * points[1]),
+        flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
+        borderMode=cv2.BORDER_REPLICATE,
+    )
+    found = cv2.resize(dense, size, interpolation=cv2.INTER_AREA)
+    cv2.cvtColor(found, cv2.COLOR_RGBA2RGB, dst=out)

@@ -13,7 +13,16 @@ from typing import Literal
 import numpy as np
 
 from shardset.decode import jpeg, png
-from shardset.decode.crops import Box, Crop, Placement, RandomResizedCrop, turned
+from shardset.decode.crops import (
+    Box,
+    Crop,
+    Placement,
+    RandomResizedCrop,
+    Region,
+    Window,
+    flips,
+    turned,
+)
 from shardset.decode.jpeg_restart import Grid, grid_of
 from shardset.errors import ConfigError, require_int
 from shardset.format.images import background as backgrounds
@@ -134,21 +143,15 @@ def decode_into(row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray
     size = upright_size(header[1], header[3])
     region = spec.crop.region(size, row.shape[0], drawn)
     with _memory_for(data, header, spec.decoded_bytes, region.num_bytes):
-        if region.box is None:
-            pixels = _decode_whole(data, header, region.least, spec.background)
-        else:
-            pixels = _decode_box(data, header, region.box, region.least, spec.background)
-        region.put(row, pixels)
+        region.put(row, _decode_window(data, header, region, spec.background))
     return Placement(size, region, spec.size, spec.flip == "pixels" and bool(is_mirrored(drawn)))
 
 
 def crop_into(row: np.ndarray, pixels: np.ndarray, spec: ImageSpec, drawn: np.ndarray) -> None:
     """Crops a decoded image, uint8 [height, width, 3], into `row`; raises UndecodableImage."""
-    region = spec.crop.region(pixels.shape[:2], spec.size, drawn)
-    if region.box is not None:
-        top, left, height, width = region.box
-        pixels = pixels[top : top + height, left : left + width]
-    region.put(row, pixels)
+    size = pixels.shape[:2]
+    region = spec.crop.region(size, spec.size, drawn)
+    region.put(row, jpeg.window_of(pixels, region.box or Box(0, 0, *size)))
 
 
 def decode(
@@ -216,17 +219,25 @@ def _memory_for(
     return limits.room(needed + result_bytes, budget)
 
 
-def _decode_box(
-    data: bytes, header: _Header, box: Box, least: tuple[int, int], background: Background
-) -> np.ndarray:
-    """The pixels of a box; decodes a part of an upright JPEG where its grid allows that."""
-    _, size, grid, orientation = header
-    window = jpeg.decode_window(data, grid, box, least) if grid and orientation == UPRIGHT else None
-    if window is not None:
-        return window
-    image = _decode_whole(data, header, least, background)
-    inside = jpeg.scaled(box, upright_size(size, orientation), (image.shape[0], image.shape[1]))
-    return image[inside.top : inside.top + inside.height, inside.left : inside.left + inside.width]
+def _decode_window(data: bytes, header: _Header, region: Region, background: Background) -> Window:
+    """The window of a region; decodes a part of an upright JPEG where its grid allows that."""
+    kind, size, grid, orientation = header
+    least, whole = region.least, upright_size(size, orientation)
+    if region.box and grid and orientation == UPRIGHT:
+        window = jpeg.decode_window(data, grid, region.box, least)
+        if window is not None:
+            return window
+    image, box = _decode_whole(data, header, least, background), region.box or Box(0, 0, *whole)
+    found = image.shape[:2]
+    if kind != "jpg" or found == whole:
+        return jpeg.window_of(image, box)
+    eighths = jpeg.reduction(size, upright_size(least, orientation))
+    # A flipped image begins behind what reaches beyond it.
+    down, right = (
+        (pixels - side * eighths / 8) * is_flipped
+        for pixels, side, is_flipped in zip(found, whole, flips(orientation), strict=True)
+    )
+    return jpeg.window_of(image, box, eighths, (down, right))
 
 
 def _decode_whole(
@@ -236,10 +247,10 @@ def _decode_whole(
     background: Background,
 ) -> np.ndarray:
     """`decode` without its limits, which the caller checks."""
-    kind, _, _, orientation = header
+    kind, _, grid, orientation = header
     pixels = None
     if kind == "jpg":
-        pixels = jpeg.decode(data, upright_size(least, orientation))
+        pixels = jpeg.decode(data, upright_size(least, orientation), grid)
     elif kind == "png":
         pixels = png.decode(data, background)
     if pixels is None:

@@ -5,13 +5,16 @@ A JPEG whose blocks come row by row is decoded down to the last row that a crop 
 markers, only the blocks around the crop are decoded (`jpeg_restart`).
 """
 
+import math
+
 import numpy as np
 import simplejpeg
 
-from shardset.decode.crops import Box
+from shardset.decode.crops import Box, Window
 from shardset.decode.jpeg_restart import Grid, cut, head
 from shardset.errors import UndecodableImage
 from shardset.format.images import limits
+from shardset.format.images.jpeg_header import may_be_reduced
 
 _LEAST_COLUMNS = 5
 """The width from which on libjpeg-turbo interpolates colours: it needs three halved pixels
@@ -25,32 +28,31 @@ def size(data: bytes) -> tuple[int, int] | None:
     return None if header is None else header[:2]
 
 
-def decode(data: bytes, least: tuple[int, int]) -> np.ndarray | None:
+def decode(data: bytes, least: tuple[int, int], grid: Grid | None = None) -> np.ndarray | None:
     """The image, perhaps reduced to no less than the height and width of `least`: uint8 [height,
     width, 3].
 
-    None where libjpeg-turbo has no true RGB for it (CMYK), can't read its header or warns; Pillow
-    then decides. Raises UndecodableImage if its end mark is missing.
+    None where libjpeg-turbo has no true RGB for it (CMYK), should not reduce it, can't read its
+    header or warns; Pillow then decides. Raises UndecodableImage if its end mark is missing.
     """
     if limits.is_cut(data, "jpg"):
         raise UndecodableImage("truncated")
-    header = _header(data)
+    header = _header(data) if grid or may_be_reduced(data) else None
     return None if header is None or header[2] in ("CMYK", "YCCK") else _turbo(data, least)
 
 
-def decode_window(data: bytes, grid: Grid, box: Box, least: tuple[int, int]) -> np.ndarray | None:
-    """The pixels of a box, the same as in the complete image at `least`, but decoded from a part of
+def decode_window(data: bytes, grid: Grid, box: Box, least: tuple[int, int]) -> Window | None:
+    """The window of a box, the same as of the complete image at `least`, but decoded from a part of
     the JPEG.
 
     None if that part can't be cut out or decoded.
     """
     eighths = reduction(grid.size, least)
-    inside = scaled(box, grid.size, reduced(grid.size, eighths))
     # Colours are interpolated between neighbours up to two pixels of the reduced image away.
-    top, left = ((at - 2) * 8 // eighths for at in (inside.top, inside.left))
+    top, left = ((at * eighths // 8 - 2) * 8 // eighths for at in (box.top, box.left))
     bottom, right = (
-        -(-(at + 2) * 8 // eighths)
-        for at in (inside.top + inside.height, inside.left + inside.width)
+        -((-at * eighths // 8 - 2) * 8 // eighths)
+        for at in (box.top + box.height, box.left + box.width)
     )
     part = cut(data, grid, top, left, bottom, right) if grid.run else head(data, grid, bottom)
     if part is None:
@@ -63,16 +65,22 @@ def decode_window(data: bytes, grid: Grid, box: Box, least: tuple[int, int]) -> 
     image = _turbo(part.data, part_size, strict=grid.run > 0)
     if image is None or image.shape[:2] != part_size:
         return None
-    down, along = inside.top - part.top * eighths // 8, inside.left - part.left * eighths // 8
-    return image[down : down + inside.height, along : along + inside.width]
+    return window_of(image, box, eighths, (-part.top * eighths / 8, -part.left * eighths / 8))
 
 
-def scaled(box: Box, size: tuple[int, int], shape: tuple[int, int]) -> Box:
-    """The box of an image of `size` after that is reduced to `shape`; at least one pixel."""
-    down, right = shape[0] / size[0], shape[1] / size[1]
-    top, bottom = round(box.top * down), round((box.top + box.height) * down)
-    left, end = round(box.left * right), round((box.left + box.width) * right)
-    return Box(top, left, max(bottom - top, 1), max(end - left, 1))
+def window_of(
+    image: np.ndarray, box: Box, eighths: int = 8, shift: tuple[float, float] = (0, 0)
+) -> Window:
+    """The window of a box in an image that was decoded at that many eighths and begins at `shift`
+    (down, right) in the decoded pixels.
+
+    Each of them has 8 / eighths pixels of the image a side, so the last ones may reach beyond it,
+    into the padding of its blocks.
+    """
+    top, left, height, width = (side * eighths / 8 for side in box)
+    top, left = top + shift[0], left + shift[1]
+    pixels = image[int(top) : math.ceil(top + height), int(left) : math.ceil(left + width)]
+    return Window(pixels, (top % 1, left % 1, height, width))
 
 
 def reduction(size: tuple[int, int], least: tuple[int, int]) -> int:

@@ -5,7 +5,6 @@ A small file may claim a large image: a WebP of 34 bytes 16,383 x 10,000 pixels,
 thousand passes over its pixels. Both are known before anything is decoded.
 """
 
-import re
 import struct
 import threading
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format.images import MAX_PIXELS
+from shardset.format.images.jpeg_header import EOI, SOS, segments
 from shardset.per_process import PerProcess
 
 DECODED_BYTES = 2 * 2**30
@@ -29,15 +29,11 @@ _BYTES_PER_PIXEL = {"webp": 20, "tif": 12, "avif": 20, "jp2": 28}
 _OTHERS, _MANY_SCANS = 8, 12
 _FREE_BYTES = 32 * 2**20  # images up to this size don't wait for others
 
-EOI, IEND = b"\xff\xd9", b"\0\0\0\0IEND\xaeB`\x82"
-"""The end marks of a JPEG and of a PNG."""
+IEND = b"\0\0\0\0IEND\xaeB`\x82"
+"""The end mark of a PNG."""
 
 _PNG_CHUNK = struct.Struct(">I4s")
-_SOS = b"\xff\xda"
 _TOO_MUCH = "takes too much to decode"
-# In entropy-coded data 0xff is followed by 0 or by a restart number; anything else begins a
-# segment.
-_NEXT_SEGMENT = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
 
 
 def check(decoded_bytes: int) -> None:
@@ -76,8 +72,8 @@ def num_scans(jpeg: bytes) -> int:
 
     Up to MAX_SCANS it may be too high, where metadata look like scans.
     """
-    most = jpeg.count(_SOS)
-    return most if most <= MAX_SCANS else sum(kind == _SOS for kind in jpeg_segments(jpeg))
+    most = jpeg.count(SOS)
+    return most if most <= MAX_SCANS else sum(marker == SOS for marker, *_ in segments(jpeg))
 
 
 def is_cut(data: bytes, kind: str) -> bool:
@@ -87,18 +83,11 @@ def is_cut(data: bytes, kind: str) -> bool:
     if kind == "webp":
         return len(data) < 8 + int.from_bytes(data[4:8], "little")
     # Nearly all JPEGs end with their mark. Walking the segments of the others costs half a decode.
-    return kind == "jpg" and not data.endswith(EOI) and EOI not in jpeg_segments(data)
-
-
-def jpeg_segments(jpeg: bytes) -> Iterator[bytes]:
-    """The markers of a JPEG without restarts, up to its end mark or to the end of the data."""
-    position = 2
-    while match := _NEXT_SEGMENT.search(jpeg, position):
-        kind = b"\xff" + match[1]
-        yield kind
-        if kind == EOI:
-            return
-        position = match.end() + int.from_bytes(jpeg[match.end() : match.end() + 2], "big")
+    return (
+        kind == "jpg"
+        and not data.endswith(EOI)
+        and all(marker != EOI for marker, *_ in segments(data))
+    )
 
 
 def png_chunks(png: bytes) -> Iterator[tuple[bytes, int, int]]:

@@ -20,6 +20,7 @@ from PIL.ImageFile import ImageFile
 from shardset.errors import UndecodableImage
 from shardset.format.images import MAX_PIXELS, limits
 from shardset.format.images.background import SIXTEEN_BIT, repair_transparency
+from shardset.format.images.jpeg_header import frame_of, may_be_reduced
 from shardset.format.images.limits import DECODED_BYTES
 
 PLUGINS = {
@@ -94,6 +95,20 @@ def header(data: bytes, field: str, max_pixels: int = MAX_PIXELS) -> ImageFile:
     return image
 
 
+def reduce(
+    image: ImageFile, data: bytes, field: str, size: tuple[int, int]
+) -> tuple[float, float, float, float] | None:
+    """Has an opened JPEG decoded at no less than `size`, if its frame allows that.
+
+    Returns the box (left, top, right, bottom) that is the image in its decoded pixels, or None if
+    it stays as large as it is.
+    """
+    if field != "jpg" or not may_be_reduced(data):
+        return None
+    draft = image.draft(None, size)
+    return draft and draft[1]
+
+
 def load(image: ImageFile, data: bytes, field: str) -> None:
     """Decodes the opened image; raises UndecodableImage if it is damaged or incomplete."""
     try:
@@ -110,6 +125,8 @@ def _refusal(error: Exception, data: bytes, field: str) -> UndecodableImage:
         said = f"unknown code {said}"
     if "truncated" in said.lower() or limits.is_cut(data, field):
         return UndecodableImage("truncated")
+    if field == "jpg" and not may_be_reduced(data) and (frame := frame_of(data)):
+        said = f"unsupported: {frame[0]} of {frame[1]} bits"
     if _UNSUPPORTED.search(said):
         return UndecodableImage("unsupported format", said)
     # Other messages may hold addresses of objects; quarantine lists of two builds would differ.

@@ -137,6 +137,32 @@ def test_a_build_rewrites_jpegs_if_it_is_asked_and_its_manifest_says_so(tmp_path
     assert stored["cat/2"]["jpg"] == add_restart_markers(odd_images.jpeg(2))
 
 
+def test_a_jpeg_that_holds_more_than_its_image_stays_as_it_is_and_is_counted(tmp_path):
+    mpo = odd_images.encoded(
+        odd_images.picture(), "MPO", save_all=True, append_images=[odd_images.picture(1, (9, 9))]
+    )
+    files = {
+        "mpo": mpo,
+        "film": odd_images.jpeg() + b"\0\0\0\x18ftypmp42",
+        "plain": odd_images.jpeg(2),
+    }
+    for name, data in files.items():
+        assert (add_restart_markers(data) == data) == (name != "plain")
+        add(tmp_path / "raw", f"cat/{name}.jpg", data)
+    where = ["--source=folder", f"--input={tmp_path}/raw", f"--output={tmp_path}/out", *HERE]
+    assert cli.main(["build", *where, "--num-shards=1", "--jpeg-restart"]) == 0
+    manifest = load(str(tmp_path / "out")).manifest
+    stored = samples_of(tmp_path / "out", manifest, "train")
+    assert [stored[f"cat/{name}"]["jpg"] == files[name] for name in files] == [True, True, False]
+    [note] = manifest.provenance.notes
+    assert note.startswith("2 images are kept without restart markers")
+    assert not manifest.fixes
+    # what is re-encoded holds its image alone
+    asked = ImageOptions(jpeg_restart=True, resize_shorter=24)
+    assert examine(mpo, field="jpg", verify="decode", options=asked).marks == ""
+    assert marks(encode(mpo, "jpg", "", asked)[1])
+
+
 ADOBE = b"\xff\xee\0\x0eAdobe\0\x64\0\0\0\0"
 TABLE = b"\xff\xdb\0\x43\0" + bytes(range(1, 65))
 HEIGHT = b"\xff\xdc\0\x04\0\x10"

@@ -7,12 +7,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardset.decode.crops import (
+    Box,
     CenterCrop,
     PadCrop,
     RandomResizedCrop,
     random_box,
 )
 from shardset.decode.image import ImageSpec, decode_into, draws
+from shardset.decode.jpeg import window_of
 from shardset.errors import UndecodableImage
 from tests.makers.shardset import encode, pixels
 
@@ -122,7 +124,7 @@ def test_a_window_of_a_padded_image_may_lie_in_the_black(size, padding):
     single, together = (np.full((len(tops), size, size, 3), 7, np.uint8) for _ in range(2))
     crop = PadCrop(padding)
     for row, one_drawn in zip(single, drawn, strict=True):
-        crop.region((size, size), size, one_drawn).put(row, image)
+        crop.region((size, size), size, one_drawn).put(row, window_of(image, Box(0, 0, size, size)))
     images_NHWC = np.ascontiguousarray(image)[None]
     crop.put_many(together, np.arange(len(tops)), images_NHWC, np.zeros(len(tops), int), drawn)
     assert np.array_equal(single, expected)
