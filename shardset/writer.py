@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shardset.decode.image import decode
+from shardset.decode.image import decode, image_size
 from shardset.errors import ConfigError, UndecodableImage, require_int
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.format.images import format_of, stored_png
+from shardset.format.images import format_of, masks, stored_png
 from shardset.format.index import with_fields
 from shardset.format.labels import MAX_LABEL, NO_LABEL, notes_on, plain_label, why_sparse
 from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
@@ -116,8 +116,8 @@ class Writer:
 
         Raises:
             ConfigError: A value can't be stored.
-            UndecodableImage: The bytes are no complete image of a supported format. The sample is
-                left out, and others may follow.
+            UndecodableImage: The bytes are no complete image of a supported format, or a field such
+                as `mask.png` is no mask of it. The sample is left out, and others may follow.
         """
         key = f"{len(self._keys):09d}" if key is None else key
         where = f"sample {len(self._keys)} ({key!r})"
@@ -136,6 +136,9 @@ class Writer:
         for name, content in (fields or {}).items():
             if not naming.is_field(name) or name == "cls" or name in dict(stored):
                 raise ConfigError(f"{where}: {name!r} can't name a field here")
+            if masks.is_mask_field(name):
+                with _located(f"{where} {name}"):
+                    masks.read(content, image_size(stored[0][1])[::-1])
             stored.append((name, content))
         if split not in self._splits:
             self._refuse(
@@ -290,11 +293,18 @@ def _image_field(image: bytes | np.ndarray, where: str) -> tuple[str, bytes]:
     if not isinstance(image, bytes):
         raise ConfigError(
             f"{where}: image is a {type(image).__name__}, expected bytes, or an array of its"
-            " pixels: np.asarray(image)"
+            ' pixels: np.asarray(image.convert("RGB"))'
         )
-    try:
+    with _located(where):
         decode(image)
         return format_of(image), image
+
+
+@contextmanager
+def _located(where: str) -> Iterator[None]:
+    """Adds to an UndecodableImage where it was raised."""
+    try:
+        yield
     except UndecodableImage as error:
         raise UndecodableImage(error.reason, f"{where} {error.detail}".rstrip()) from error
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from pipelines.images.options import CMYK_TO_RGB, ImageOptions, Verify, resized, stored_field
 from shardset.errors import UndecodableImage
-from shardset.format.images import FIELD_OF_EXTENSION, MAX_PIXELS, format_of
+from shardset.format.images import FIELD_OF_EXTENSION, MAX_PIXELS, format_of, masks
 from shardset.format.images.background import is_transparent, may_be_transparent
 from shardset.format.images.orientation import UPRIGHT, orientation_of
 from shardset.format.images.pillow import PLUGINS, load, opened
@@ -38,11 +38,14 @@ class Examined(NamedTuple):
 
     Fixes are `cmyk-to-rgb`, `alpha-to-background`, `turned-upright`, and `renamed-png` for a PNG
     under another name. `transparent` and `turned` mark an image that is stored so, the second one
-    for readers to turn.
+    for readers to turn. `size` is its (width, height) before `orientation` turns it; (0, 0) if the
+    image was not opened.
     """
 
     field: str
     marks: str
+    size: tuple[int, int] = (0, 0)
+    orientation: int = UPRIGHT
 
 
 def marks_of(marks: str) -> list[str]:
@@ -50,26 +53,39 @@ def marks_of(marks: str) -> list[str]:
     return marks.split(_MARK_SEPARATOR) if marks else []
 
 
-def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -> Examined:
-    """Examines an image with the extension `field`; raises UndecodableImage if it can't be a
-    sample.
+def examine(
+    data: bytes,
+    *,
+    field: str,
+    verify: Verify,
+    options: ImageOptions,
+    image_size: tuple[int, int] = (0, 0),
+) -> Examined:
+    """Examines an image of a field, or with the extension `field`; raises UndecodableImage if it
+    can't be a sample.
+
+    A mask, by the name of its field, must have the (width, height) of its image, (0, 0) for any.
 
     `decode` decodes the whole image, the only way to find truncation (0.8 ms for a JPEG of 110 KB).
     `header` parses the header (0.03 ms) and takes an alpha channel for transparency. `none` reads
     only the first bytes, finds neither CMYK nor transparency nor orientation, and trusts `field` if
     `data` is empty.
     """
-    named = FIELD_OF_EXTENSION.get(field.lower(), field.lower())
+    extension = field.rpartition(".")[2].lower()
+    named = FIELD_OF_EXTENSION.get(extension, extension)
     if verify == "none":
         actual = format_of(data) if data else named
         return Examined(actual, _fix(actual, named, "", options) if data else "")
     actual = format_of(data)
-    with opened(data, actual, options.max_pixels, options.decoded_bytes) as image:
+    with opened(data, actual, options.decoded_bytes) as image:
+        orientation = orientation_of(data, image)
+        if masks.is_mask_field(field):
+            masks.check(image, orientation, image_size)
+        size = image.size
         if options.reencodes:
-            check_sides(resized(image.size, options.resize_shorter), stored_field(actual, options))
+            check_sides(resized(size, options.resize_shorter), stored_field(actual, options))
         unchanged = is_stored_unchanged(image, data, actual, options)
         fix = _fix(actual, named, image.mode, options)
-        turned = orientation_of(data, image) != UPRIGHT
         if verify == "decode":
             # An eighth of a JPEG saves the transforms, which can't fail. All of the entropy-coded
             # data is still decoded.
@@ -77,8 +93,9 @@ def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -
             load(image, data, actual)
         transparent = is_transparent(image) if verify == "decode" else may_be_transparent(image)
     opacity = (TRANSPARENT if unchanged else ALPHA_TO_BACKGROUND) if transparent else ""
-    turn = (TURNED if unchanged and fix != CMYK_TO_RGB else TURNED_UPRIGHT) if turned else ""
-    return Examined(actual, _MARK_SEPARATOR.join(filter(None, (fix, opacity, turn))))
+    turn = TURNED if unchanged and fix != CMYK_TO_RGB else TURNED_UPRIGHT
+    marks = fix, opacity, turn if orientation != UPRIGHT else ""
+    return Examined(actual, _MARK_SEPARATOR.join(filter(None, marks)), size, orientation)
 
 
 def is_stored_unchanged(image: Image.Image, data: bytes, field: str, options: ImageOptions) -> bool:

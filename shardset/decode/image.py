@@ -139,7 +139,8 @@ def decode_into(row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray
         else:
             pixels = _decode_box(data, header, region.box, region.least, spec.background)
         region.put(row, pixels)
-    return Placement(size, region, spec.size, spec.flip == "pixels" and bool(is_mirrored(drawn)))
+    mirrored = spec.flip == "pixels" and bool(is_mirrored(drawn))
+    return Placement(size, region, spec.size, mirrored, spec.upright, spec.decoded_bytes)
 
 
 def crop_into(row: np.ndarray, pixels: np.ndarray, spec: ImageSpec, drawn: np.ndarray) -> None:

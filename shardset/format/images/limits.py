@@ -32,12 +32,18 @@ _FREE_BYTES = 32 * 2**20  # images up to this size don't wait for others
 EOI, IEND = b"\xff\xd9", b"\0\0\0\0IEND\xaeB`\x82"
 """The end marks of a JPEG and of a PNG."""
 
+SOS = b"\xff\xda"
+"""The mark of a scan of a JPEG."""
+
+ANCILLARY = b"a"
+"""The kinds of a PNG's chunks from here on can be left out, by the standard."""
+
 _PNG_CHUNK = struct.Struct(">I4s")
-_SOS = b"\xff\xda"
+_ORIENTING_TEXTS = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
 _TOO_MUCH = "takes too much to decode"
 # In entropy-coded data 0xff is followed by 0 or by a restart number; anything else begins a
-# segment.
-_NEXT_SEGMENT = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
+# segment, except 1, which stands alone. Decoders skip what else precedes a mark.
+_NEXT_SEGMENT = re.compile(rb"\xff+([^\x00\x01\xd0-\xd7\xff])")
 
 
 def check(decoded_bytes: int) -> None:
@@ -46,10 +52,10 @@ def check(decoded_bytes: int) -> None:
         raise ConfigError(f"decoded_bytes is {decoded_bytes!r}, expected a number of bytes from 1")
 
 
-def check_pixels(width: int, height: int, most: int = MAX_PIXELS) -> None:
-    """Raises UndecodableImage for a size with more pixels."""
-    if width * height > most:
-        raise UndecodableImage("too many pixels", f"{width} x {height}, at most {most}")
+def check_pixels(width: int, height: int) -> None:
+    """Raises UndecodableImage for a size with more pixels than MAX_PIXELS."""
+    if width * height > MAX_PIXELS:
+        raise UndecodableImage("too many pixels", f"{width} x {height}, at most {MAX_PIXELS}")
 
 
 def needed_bytes(kind: str, width: int, height: int, budget: int, num_scans: int = 1) -> int:
@@ -76,8 +82,8 @@ def num_scans(jpeg: bytes) -> int:
 
     Up to MAX_SCANS it may be too high, where metadata look like scans.
     """
-    most = jpeg.count(_SOS)
-    return most if most <= MAX_SCANS else sum(kind == _SOS for kind in jpeg_segments(jpeg))
+    most = jpeg.count(SOS)
+    return most if most <= MAX_SCANS else sum(kind == SOS for kind, *_ in jpeg_segments(jpeg))
 
 
 def is_cut(data: bytes, kind: str) -> bool:
@@ -87,18 +93,24 @@ def is_cut(data: bytes, kind: str) -> bool:
     if kind == "webp":
         return len(data) < 8 + int.from_bytes(data[4:8], "little")
     # Nearly all JPEGs end with their mark. Walking the segments of the others costs half a decode.
-    return kind == "jpg" and not data.endswith(EOI) and EOI not in jpeg_segments(data)
+    return (
+        kind == "jpg"
+        and not data.endswith(EOI)
+        and all(kind != EOI for kind, *_ in jpeg_segments(data))
+    )
 
 
-def jpeg_segments(jpeg: bytes) -> Iterator[bytes]:
-    """The markers of a JPEG without restarts, up to its end mark or to the end of the data."""
-    position = 2
-    while match := _NEXT_SEGMENT.search(jpeg, position):
-        kind = b"\xff" + match[1]
-        yield kind
+def jpeg_segments(jpeg: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """The mark of each segment of a JPEG, and where its content begins and ends, up to the end mark
+    or to the end of the data.
+    """
+    end = 2
+    while match := _NEXT_SEGMENT.search(jpeg, end):
+        begin = match.end() + 2
+        end = match.end() + int.from_bytes(jpeg[match.end() : begin], "big")
+        yield (kind := b"\xff" + match[1]), begin, end
         if kind == EOI:
             return
-        position = match.end() + int.from_bytes(jpeg[match.end() : match.end() + 2], "big")
 
 
 def png_chunks(png: bytes) -> Iterator[tuple[bytes, int, int]]:
@@ -108,6 +120,11 @@ def png_chunks(png: bytes) -> Iterator[tuple[bytes, int, int]]:
         num_bytes, kind = _PNG_CHUNK.unpack_from(png, at)
         yield kind, at, at + 12 + num_bytes
         at += 12 + num_bytes
+
+
+def may_orient(png: bytes, kind: bytes, start: int) -> bool:
+    """Whether a chunk of a PNG may hold an orientation: EXIF data or XMP, as Pillow finds them."""
+    return kind == b"eXIf" or png.startswith(_ORIENTING_TEXTS, start + 8)
 
 
 def room(needed: int, budget: int) -> AbstractContextManager[None]:
