@@ -232,9 +232,7 @@ class BuildConfig:
         """Whether images are re-encoded, so that libraries decide their bytes; `fixes` are the ones
         of the plan.
         """
-        plain = ImageOptions(
-            max_pixels=self.image.max_pixels, decoded_bytes=self.image.decoded_bytes
-        )
+        plain = ImageOptions(decoded_bytes=self.image.decoded_bytes)
         return CMYK_TO_RGB in fixes or self.image != plain
 
     def what_decides_plan(self) -> dict[str, Any]:
@@ -249,7 +247,6 @@ class BuildConfig:
         options = asdict(self)
         for name in _NOT_IN_BYTES:
             del options[name]
-        del options["image"]["max_pixels"]
         if self.require is None:
             del options["require"]
         for name in ("background", "decoded_bytes"):  # as they are by default, they stand in no set

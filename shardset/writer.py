@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shardset.decode.image import decode
+from shardset.decode.image import decode, image_size
 from shardset.errors import ConfigError, UndecodableImage, require_int
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.columns import npy
-from shardset.format.images import format_of, stored_png
+from shardset.format.images import format_of, masks, stored_png
 from shardset.format.index import with_fields
 from shardset.format.labels import MAX_LABEL, NO_LABEL, notes_on, plain_label, why_sparse
 from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
@@ -120,8 +120,8 @@ class Writer:
 
         Raises:
             ConfigError: A value can't be stored.
-            UndecodableImage: The bytes are no complete image of a supported format. The sample is
-                left out, and others may follow.
+            UndecodableImage: The bytes are no complete image of a supported format, or a field such
+                as `mask.png` is no mask of it. The sample is left out, and others may follow.
         """
         key = f"{len(self._keys):09d}" if key is None else key
         where = f"sample {len(self._keys)} ({key!r})"
@@ -139,7 +139,11 @@ class Writer:
         for name, value in [*given.items(), *(fields or {}).items()]:
             if not naming.is_field(name) or name == "cls" or name in dict(stored):
                 raise ConfigError(f"{where}: {name!r} can't name a field here")
-            stored.append((name, _content(name.rpartition(".")[2], value, f"{where}: {name}")))
+            content = _content(name.rpartition(".")[2], value, f"{where}: {name}")
+            if masks.is_mask_field(name):
+                with _located(f"{where} {name}"):
+                    masks.read(content, image_size(stored[0][1])[::-1])
+            stored.append((name, content))
         if split not in self._splits:
             self._refuse(
                 f"{split}/",
@@ -349,9 +353,16 @@ def _image_field(image: Any, where: str) -> tuple[str, bytes]:
             f"{where}: image is {_kind_of(image)}, expected bytes, or an array of its pixels:"
             ' np.asarray(image.convert("RGB"))'
         )
-    try:
+    with _located(where):
         decode(data)
         return format_of(data), data
+
+
+@contextmanager
+def _located(where: str) -> Iterator[None]:
+    """Adds to an UndecodableImage where it was raised."""
+    try:
+        yield
     except UndecodableImage as error:
         raise UndecodableImage(error.reason, f"{where} {error.detail}".rstrip()) from error
 

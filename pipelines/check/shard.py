@@ -19,6 +19,7 @@ from shardset.errors import REPAIR, BadTarget, DamagedShard, StorageError, Undec
 from shardset.format import table
 from shardset.format.annotations import annotations_in
 from shardset.format.images import is_image_field
+from shardset.format.images.orientation import upright_size
 from shardset.format.index import content_bytes
 from shardset.format.manifest import IndexFile, Shard
 from shardset.format.tar import TarMember, members, sample_members
@@ -194,10 +195,13 @@ def _sample_problems(
             annotations_in(contents.get("json", b""), task.categories)
         except BadTarget as error:
             yield f"its json: {error}; build the set again"
-    for name in filter(is_image_field, contents):
-        field = name.rpartition(".")[2]
+    size = (0, 0)
+    for name in sorted(filter(is_image_field, contents), key=lambda name: "." in name):
         try:
-            examine(contents[name], field=field, verify="decode", options=task.image)
+            found = examine(
+                contents[name], field=name, verify="decode", options=task.image, image_size=size
+            )
+            size = size if any(size) else upright_size(found.size, found.orientation)
         except UndecodableImage as error:
             yield f"its {name} can't be decoded: {error}; build again with --verify decode"
 

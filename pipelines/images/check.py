@@ -8,7 +8,7 @@ from PIL import Image
 
 from pipelines.images.options import CMYK_TO_RGB, ImageOptions, Verify, resized, stored_field
 from shardset.errors import UndecodableImage
-from shardset.format.images import FIELD_OF_EXTENSION, MAX_PIXELS, format_of
+from shardset.format.images import FIELD_OF_EXTENSION, MAX_PIXELS, format_of, masks
 from shardset.format.images.background import is_transparent, may_be_transparent
 from shardset.format.images.jpeg_header import holds_more
 from shardset.format.images.orientation import UPRIGHT, orientation_of
@@ -44,11 +44,14 @@ class Examined(NamedTuple):
 
     Fixes are `cmyk-to-rgb`, `alpha-to-background`, `turned-upright`, and `renamed-png` for a PNG
     under another name. `transparent`, `turned` (which readers turn) and `holds-more` mark an image
-    that is stored as it is.
+    that is stored as it is. `size` is its (width, height) before `orientation` turns it; (0, 0) if
+    the image was not opened.
     """
 
     field: str
     marks: str
+    size: tuple[int, int] = (0, 0)
+    orientation: int = UPRIGHT
 
 
 def marks_of(marks: str) -> list[str]:
@@ -56,26 +59,39 @@ def marks_of(marks: str) -> list[str]:
     return marks.split(_MARK_SEPARATOR) if marks else []
 
 
-def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -> Examined:
-    """Examines an image with the extension `field`; raises UndecodableImage if it can't be a
-    sample.
+def examine(
+    data: bytes,
+    *,
+    field: str,
+    verify: Verify,
+    options: ImageOptions,
+    image_size: tuple[int, int] = (0, 0),
+) -> Examined:
+    """Examines an image of a field, or with the extension `field`; raises UndecodableImage if it
+    can't be a sample.
+
+    A mask, by the name of its field, must have the (width, height) of its image, (0, 0) for any.
 
     `decode` decodes the whole image, the only way to find truncation (0.8 ms for a JPEG of 110 KB).
     `header` parses the header (0.03 ms) and takes an alpha channel for transparency. `none` reads
     only the first bytes, finds neither CMYK nor transparency nor orientation, and trusts `field` if
     `data` is empty.
     """
-    named = FIELD_OF_EXTENSION.get(field.lower(), field.lower())
+    extension = field.rpartition(".")[2].lower()
+    named = FIELD_OF_EXTENSION.get(extension, extension)
     if verify == "none":
         actual = format_of(data) if data else named
         return Examined(actual, _fix(actual, named, "", options) if data else "")
     actual = format_of(data)
-    with opened(data, actual, options.max_pixels, options.decoded_bytes) as image:
+    with opened(data, actual, options.decoded_bytes) as image:
+        orientation = orientation_of(data, image)
+        if masks.is_mask_field(field):
+            masks.check(image, orientation, image_size)
+        size = image.size
         if options.reencodes:
-            check_sides(resized(image.size, options.resize_shorter), stored_field(actual, options))
+            check_sides(resized(size, options.resize_shorter), stored_field(actual, options))
         unchanged = is_stored_unchanged(image, data, actual, options)
         fix = _fix(actual, named, image.mode, options)
-        turned = orientation_of(data, image) != UPRIGHT
         if verify == "decode":
             # An eighth of a JPEG saves the transforms, which can't fail. All of the entropy-coded
             # data is still decoded.
@@ -84,10 +100,10 @@ def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -
         transparent = is_transparent(image) if verify == "decode" else may_be_transparent(image)
     opacity = (TRANSPARENT if unchanged else ALPHA_TO_BACKGROUND) if transparent else ""
     unchanged &= fix != CMYK_TO_RGB
-    turn = (TURNED if unchanged else TURNED_UPRIGHT) if turned else ""
+    turn = (TURNED if unchanged else TURNED_UPRIGHT) if orientation != UPRIGHT else ""
     keeps_more = options.jpeg_restart and unchanged and actual == "jpg" and holds_more(data)
     marks = fix, opacity, turn, HOLDS_MORE if keeps_more else ""
-    return Examined(actual, _MARK_SEPARATOR.join(filter(None, marks)))
+    return Examined(actual, _MARK_SEPARATOR.join(filter(None, marks)), size, orientation)
 
 
 def is_stored_unchanged(image: Image.Image, data: bytes, field: str, options: ImageOptions) -> bool:

@@ -36,19 +36,8 @@ from shardset.format.images.background import (
     flattened,
     is_transparent,
 )
-from shardset.format.images.orientation import UPRIGHT, orientation_of, upright_size
+from shardset.format.images.orientation import TURNS, UPRIGHT, orientation_of, upright_size
 from shardset.format.images.pillow import load, opened, plugin, reduce
-
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""The transpositions that make an image upright, by EXIF orientation."""
 
 _REDUCING_GAP = 3.0
 """A JPEG is decoded at this many times the size of the result, or more; a smaller factor would be
@@ -97,7 +86,7 @@ def _encoded(
     field = stored_field(examined_field if examined_field in IMAGE_FIELDS else actual, options)
     if field == actual and not is_cmyk and options.resize_shorter is None:
         return field, data
-    with opened(data, actual, options.max_pixels, options.decoded_bytes) as image:
+    with opened(data, actual, options.decoded_bytes) as image:
         if field == actual and not is_cmyk and is_stored_unchanged(image, data, actual, options):
             return field, data
         size = resized(image.size, options.resize_shorter)
@@ -111,7 +100,7 @@ def thumbnail_of(data: bytes, longest: int, options: ImageOptions = DEFAULTS) ->
     the limits.
     """
     field = format_of(data)
-    with opened(data, field, options.max_pixels, options.decoded_bytes) as image:
+    with opened(data, field, options.decoded_bytes) as image:
         width, height = image.size
         scale = min(1.0, longest / max(width, height))
         orientation = orientation_of(data, image)
@@ -144,7 +133,7 @@ def _pixels(
     which is that before EXIF turns it.
     """
     box = None
-    turn = _TURNS.get(orientation_of(data, image))
+    turn = TURNS.get(orientation_of(data, image))
     if size != image.size:
         least = int(size[0] * _REDUCING_GAP), int(size[1] * _REDUCING_GAP)
         box = reduce(image, data, field, least)

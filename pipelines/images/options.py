@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from shardset.errors import ConfigError
-from shardset.format.images import MAX_PIXELS
 from shardset.format.images import background as backgrounds
 from shardset.format.images.background import WHITE, Background
 from shardset.format.images.limits import DECODED_BYTES
@@ -35,8 +34,8 @@ class ImageOptions:
     """The image options of a build. By default images are stored byte for byte.
 
     `resize_shorter` is in pixels. `quality` (1 to 100) applies to re-encoded JPEGs and WebPs. An
-    image with more than `max_pixels`, or that takes more than `decoded_bytes` of memory, is refused
-    before it is decoded; `decoded_bytes` also limits the images that a process decodes at once.
+    image that takes more than `decoded_bytes` of memory is refused before it is decoded;
+    `decoded_bytes` also limits the images that a process decodes at once.
     `jpeg_restart` adds restart markers to JPEGs without loss, so that readers can decode only the
     part that a crop needs. Re-encoded transparent images are put on `background`.
     """
@@ -48,7 +47,6 @@ class ImageOptions:
     image_format: ImageFormat = setting(
         "keep", "convert images to this format; keep leaves each in its own"
     )
-    max_pixels: Annotated[int, Meta(ge=1, le=MAX_PIXELS)] = MAX_PIXELS
     jpeg_restart: bool = setting(
         False, "rewrite JPEGs without loss, so that readers decode only what a crop needs"
     )

@@ -12,8 +12,8 @@ import msgspec
 
 from pipelines.config import BuildConfig
 from pipelines.holdout import Holdout
-from pipelines.images.check import Examined, examine
-from pipelines.images.options import ImageOptions, stored_field
+from pipelines.images.check import examine
+from pipelines.images.options import ImageOptions, resized, stored_field
 from pipelines.plan import paths, tables
 from pipelines.plan.append import Addition, known, relabelled, renamed
 from pipelines.plan.files import PlanFiles, decode_record
@@ -26,6 +26,7 @@ from shardset.checksum import crc32c_of
 from shardset.errors import SourceError, UndecodableImage
 from shardset.format import naming
 from shardset.format.images import is_image_field
+from shardset.format.images.orientation import upright_size
 from shardset.format.labels import MAX_LABEL
 from shardset.storage.base import ObjectWriter, Storage
 from shardset.storage.checked import read_twice
@@ -215,20 +216,23 @@ class _Examiner:
         if (required := self.config.require) and not contents.get(required, b"").strip():
             reason = f"its {required} is missing or empty"
             return _entry(Rejected(name=sample.name, split=sample.split, reason=reason), b"")
-        image: Examined | None = None
-        for field, data in contents.items():
+        image, size = None, (0, 0)
+        # A mask is compared with the image, so that comes first.
+        for field, data in sorted(contents.items(), key=lambda item: item[0] != sample.image):
             is_first = field == sample.image
             if not is_first and not is_image_field(field):
                 continue
             # a further image is stored as it is
             own = options if is_first else ImageOptions(decoded_bytes=options.decoded_bytes)
             try:
-                examined = examine(data, field=field, verify=verify, options=own)
+                examined = examine(data, field=field, verify=verify, options=own, image_size=size)
             except UndecodableImage as error:
                 return _reject(
                     sample, field, data, str(error) if is_first else f"its {field}: {error}"
                 )
-            image = examined if is_first else image
+            if is_first:
+                image = examined
+                size = upright_size(resized(image.size, own.resize_shorter), image.orientation)
         image = image or examine(b"", field=sample.image, verify="none", options=options)
         stored = stored_field(image.field, options) if image.field else ""
         if stored != sample.image and stored in sample.fields:

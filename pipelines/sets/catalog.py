@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from pipelines.images.check import examine
 from pipelines.images.options import ImageOptions, options_to_read
 from pipelines.plan.files import in_order
 from pipelines.sources.formats.parquet import json_value
@@ -16,9 +17,7 @@ from shardset.errors import REPAIR, ConfigError, UndecodableImage
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.catalog import FOOTER, SCHEMA, read_names, read_rows
-from shardset.format.images import format_of
-from shardset.format.images.orientation import orientation_of, upright_size
-from shardset.format.images.pillow import opened
+from shardset.format.images.orientation import upright_size
 from shardset.format.index import first_images, index_fields
 from shardset.format.manifest import LoadedSet, Shard
 from shardset.format.parquet import table_to_bytes
@@ -95,8 +94,8 @@ def _write(loaded: LoadedSet, shard: Shard, options: ImageOptions) -> str | None
 def _size(image: bytes, options: ImageOptions) -> tuple[int | None, int | None]:
     """(width, height) of an image once it is upright; Nones if it has no header."""
     try:
-        with opened(image, format_of(image), options.max_pixels, options.decoded_bytes) as header:
-            return upright_size(header.size, orientation_of(image, header))
+        found = examine(image, field="", verify="header", options=options)
+        return upright_size(found.size, found.orientation)
     except UndecodableImage:
         return None, None
 

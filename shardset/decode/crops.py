@@ -18,6 +18,7 @@ from PIL import Image
 
 from shardset.errors import ConfigError, UndecodableImage, require_int
 from shardset.format.images import MAX_PIXELS
+from shardset.format.images.limits import DECODED_BYTES
 
 NUM_TRIES = 10
 INTERPOLATIONS = {
@@ -75,12 +76,17 @@ class Region(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Where an upright image of (height, width) lies in a row of a size, which may be mirrored."""
+    """Where an upright image of (height, width) lies in a row of a size, which may be mirrored.
+
+    `upright` and `decoded_bytes` are those of ImageSpec, for other images of the sample.
+    """
 
     image_size: tuple[int, int]
     region: Region
     row_size: int
     is_mirrored: bool
+    upright: bool = True
+    decoded_bytes: int = DECODED_BYTES
 
     @property
     def box(self) -> Box:

@@ -144,7 +144,8 @@ def decode_into(row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray
     region = spec.crop.region(size, row.shape[0], drawn)
     with _memory_for(data, header, spec.decoded_bytes, region.num_bytes):
         region.put(row, _decode_window(data, header, region, spec.background))
-    return Placement(size, region, spec.size, spec.flip == "pixels" and bool(is_mirrored(drawn)))
+    mirrored = spec.flip == "pixels" and bool(is_mirrored(drawn))
+    return Placement(size, region, spec.size, mirrored, spec.upright, spec.decoded_bytes)
 
 
 def crop_into(row: np.ndarray, pixels: np.ndarray, spec: ImageSpec, drawn: np.ndarray) -> None:

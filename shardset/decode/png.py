@@ -13,14 +13,14 @@ import pyspng
 from kornia_rs import io as kornia
 
 from shardset.format.images.background import WHITE, Background, over
-from shardset.format.images.limits import IEND, png_chunks
+from shardset.format.images.limits import ANCILLARY, IEND, may_orient, png_chunks
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _HEADER = slice(8, 16)
 _HEADER_BEGINS = b"\0\0\0\x0dIHDR"
 _SIZE = struct.Struct(">II")
 _RGB, _GREY_ALPHA, _RGBA = 2, 4, 6
-_LEFT_TO_PILLOW = (b"acTL", b"eXIf", b"tRNS")
+_LEFT_TO_PILLOW = (b"acTL", b"tRNS")
 
 
 def is_png(data: bytes) -> bool:
@@ -38,8 +38,8 @@ def decode(data: bytes, background: Background = WHITE) -> np.ndarray | None:
     """The image of a PNG on a background, uint8 [height, width, 3]; None if it is cut, damaged or
     not 8-bit.
 
-    None also for animated PNGs and for those with a transparent colour or EXIF data. The caller
-    limits the size.
+    None also for animated PNGs and for those with a transparent colour or metadata that may turn
+    them. The caller limits the size.
     """
     colours = data[25]
     if (
@@ -61,15 +61,15 @@ def decode(data: bytes, background: Background = WHITE) -> np.ndarray | None:
 
 
 def _is_one_image(data: bytes, *, sums: bool) -> bool:
-    """Whether it has neither frames, a transparent colour nor EXIF data, and its last chunk ends
-    where the data end.
+    """Whether it has neither frames, a transparent colour nor metadata that may turn it, and its
+    last chunk ends where the data end.
 
     libspng allocates what a chunk claims, and kornia_rs may ignore the chunk. With `sums`, each
     chunk must match its CRC-32, which libspng does not verify.
     """
     end, view = 0, memoryview(data)
     for kind, start, end in png_chunks(data):
-        if kind in _LEFT_TO_PILLOW:
+        if kind >= ANCILLARY and (kind in _LEFT_TO_PILLOW or may_orient(data, kind, start)):
             return False
         content, check = view[start + 4 : end - 4], data[end - 4 : end]
         if sums and check != zlib.crc32(content).to_bytes(4, "big"):

@@ -16,7 +16,7 @@ import numpy as np
 from shardset.decode.crops import Placement
 from shardset.errors import BadTarget, ConfigError, UndecodableImage, require_int
 from shardset.format.annotations import annotations_in
-from shardset.format.images import format_of, pillow
+from shardset.format.images import masks
 
 
 class Target(ABC):
@@ -116,11 +116,12 @@ class Mask(Target):
     """An image field with a value for each pixel, such as its class or depth.
 
     A batch gets NAME, [n, size, size] of `dtype`. Values come from nearest neighbours, as in
-    torchvision. A palette gives its numbers, not its colours.
+    torchvision. They are the numbers that the file stores: those of a palette, not its colours,
+    and 1 in 2 bits is 1.
 
     Args:
-        field: The field, such as "mask.png". Its image has one channel and the size of the sample's
-            upright image.
+        field: The field, such as "mask.png". Its image has one channel and, when both are upright,
+            the size of the sample's image.
         fill: The value outside of the image.
         dtype: "uint8" or "uint16".
 
@@ -146,11 +147,14 @@ class Mask(Target):
         return {"": np.full((num_rows, size, size), self.fill, self.dtype)}
 
     def read(self, content: bytes, placed: Placement, labels: Mapping[int, int]) -> dict[str, Any]:
-        mask = self._decoded(content)
-        if mask.shape != placed.image_size:
-            raise self.bad(
-                f"(height, width) {mask.shape}, expected the image's {placed.image_size}"
+        try:
+            mask = masks.read(
+                content, placed.image_size[::-1], placed.upright, placed.decoded_bytes
             )
+        except UndecodableImage as error:
+            raise self.bad(error) from None
+        if not np.can_cast(mask.dtype, self.dtype):
+            raise self.bad(f"numbers of {mask.dtype}, expected {self.dtype}")
         (top, left, height, width), target = placed.box, placed.region.target
         rows, has_row = _nearest(top, height, target.top, target.height, placed.row_size)
         columns, has_column = _nearest(left, width, target.left, target.width, placed.row_size)
@@ -158,18 +162,6 @@ class Mask(Target):
         row[~has_row] = self.fill
         row[:, ~has_column] = self.fill
         return {"": row[:, ::-1] if placed.is_mirrored else row}
-
-    def _decoded(self, content: bytes) -> np.ndarray:
-        try:
-            with pillow.opened(content, kind := format_of(content)) as image:
-                mode = image.mode
-                pillow.load(image, content, kind)
-                mask = np.asarray(image)
-        except UndecodableImage as error:
-            raise self.bad(error) from None
-        if mask.ndim != 2 or not np.can_cast(mask.dtype, self.dtype):
-            raise self.bad(f"an image of mode {mode}, expected one channel of {self.dtype}")
-        return mask
 
 
 @dataclass(frozen=True, slots=True)

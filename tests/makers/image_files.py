@@ -128,18 +128,29 @@ def _jpegs() -> Iterator[tuple[str, ImageFile]]:
         yield f"jpg {name}", ImageFile("jpg", bytes(odd), UNSUPPORTED)
 
 
-def _tiff(
+def tiff(
     bits: int,
     bands: int,
     kind: int = 1,
     photometric: int = 1,
     order: str = "<",
     packing: int = 1,
+    extra: tuple[int, ...] = (),
+    apart: bool = False,
+    pixels: bytes = b"",
 ) -> bytes:
-    """A TIFF of 8 x 8 pixels; `kind` is 1 for numbers, 2 for signed ones and 3 for floats."""
-    pixels = np.random.default_rng(bits).bytes(8 * bits * bands)
-    tags = {256: [8], 257: [8], 258: [bits] * bands, 259: [packing], 262: [photometric], 273: [8]}
-    tags |= {277: [bands], 278: [8], 279: [len(pixels)], 284: [1], 339: [kind] * bands}
+    """A TIFF of 8 x 8 pixels, random ones if none are given; `kind` is 1 for numbers, 2 for signed
+    ones and 3 for floats. Bands of the kinds `extra` come last; all may be `apart`.
+    """
+    pixels = pixels or np.random.default_rng(bits).bytes(8 * bits * bands)
+    num_parts = bands if apart else 1
+    each = len(pixels) // num_parts
+    tags = {256: [8], 257: [8], 258: [bits] * bands, 259: [packing], 262: [photometric]}
+    tags |= {273: [8 + part * each for part in range(num_parts)], 277: [bands], 278: [8]}
+    tags |= {279: [each] * num_parts, 284: [1 + apart], 339: [kind] * bands}
+    if extra:
+        tags[338] = [*extra]
+    tags = dict(sorted(tags.items()))
     at, entries, tail = 8 + len(pixels), b"", b""
     for tag, values in tags.items():
         body = struct.pack(f"{order}{len(values)}H", *values)
@@ -167,11 +178,23 @@ def _tiffs() -> Iterator[tuple[str, ImageFile]]:
             (32, 3, 3, 2, UNSUPPORTED),
         ):
             name = f"tif {bits} bits x {bands}, {kind}, photometric {photometric} {order}"
-            yield name, ImageFile("tif", _tiff(bits, bands, kind, photometric, order), reason)
-    plain = _tiff(8, 1)
+            yield name, ImageFile("tif", tiff(bits, bands, kind, photometric, order), reason)
+    for bands, extra, apart, reason in (
+        (4, (0,), False, ""),
+        (4, (2,), False, ""),
+        (4, (2,), True, ""),
+        (4, (0,), True, UNSUPPORTED),
+        (5, (0, 0), False, UNSUPPORTED),
+        (5, (2, 0), False, UNSUPPORTED),
+        (6, (0, 0, 0), False, UNSUPPORTED),
+    ):
+        name = f"tif RGB and {extra}{' apart' * apart}"
+        data = tiff(8, bands, photometric=2, extra=extra, apart=apart)
+        yield name, ImageFile("tif", data, reason)
+    plain = tiff(8, 1)
     yield "tif in the wrong order", ImageFile("tif", b"II\0*" + plain[4:], "", plain)
-    yield "tif of unsigned 32 bits", ImageFile("tif", _tiff(32, 1), NO_LEVELS)
-    yield "tif compressed by LERC", ImageFile("tif", _tiff(8, 1, packing=34887), UNSUPPORTED)
+    yield "tif of unsigned 32 bits", ImageFile("tif", tiff(32, 1), NO_LEVELS)
+    yield "tif compressed by LERC", ImageFile("tif", tiff(8, 1, packing=34887), UNSUPPORTED)
 
 
 def _pngs() -> Iterator[tuple[str, ImageFile]]:
@@ -195,6 +218,17 @@ def _pngs() -> Iterator[tuple[str, ImageFile]]:
         rows = b"".join(b"\0" + bytes(range(first, first + 2 * bits)) for first in range(8))
         data = png_of(16, 8, png_chunk(b"IDAT", zlib.compress(rows)), bits=bits)
         yield f"png grey {bits}", ImageFile("png", data)
+    colours = np.full((8, 8, 3), 0x1234, ">u2")
+    colours[2:, :, 1] += np.arange(8, dtype=">u2")  # all have the same upper bytes
+    alpha = np.where((colours == 0x1234).all(2), 0, 0xFFFF).astype(">u2")[:, :, None]
+    rows, alpha_rows = (
+        zlib.compress(b"".join(b"\0" + row.tobytes() for row in pixels))
+        for pixels in (colours, np.concatenate([colours, alpha], 2))
+    )
+    chunks = png_chunk(b"tRNS", b"\x12\x34" * 3), png_chunk(b"IDAT", rows)
+    data = png_of(8, 8, *chunks, bits=16, colour=2)
+    same = png_of(8, 8, png_chunk(b"IDAT", alpha_rows), bits=16, colour=6)
+    yield "png RGB 16 with a transparent colour", ImageFile("png", data, "", same)
 
 
 def _netpbms() -> Iterator[tuple[str, ImageFile]]:

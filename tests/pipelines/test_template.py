@@ -29,7 +29,6 @@ def test_every_option_of_a_build_is_a_parameter_and_nothing_else_is():
     # The memory limits of images have no flag, and an append is a separate verb.
     fields = {*BuildConfig.__dataclass_fields__, *ImageOptions.__dataclass_fields__} - {
         "image",
-        "max_pixels",
         "append",
     }
     assert PARAMETERS.keys() == fields | {"sdk_container_image"}

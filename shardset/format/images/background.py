@@ -77,20 +77,40 @@ def repair_transparency(image: "ImageFile.ImageFile") -> None:
     will return.
 
     The level has as many bits as the pixels of the file. Pillow stretches pixels of fewer than 8
-    bits and keeps the upper 8 of 16, but does not convert the level.
+    bits, but does not convert the level. Colours of 16 bits stay: see `make_transparent`.
     """
     level = image.info.get("transparency")
     if image.format != "PNG" or level is None or not image.tile:
         return
-    kind = image.tile[0].args
-    bits = int(str(kind).partition(";")[2].rstrip("BLN") or 8) if isinstance(kind, str) else 8
+    bits, _ = stored_bits(image.tile[0].args)
     if image.mode == "L" and isinstance(level, int):
         most = 2**bits - 1
         image.info["transparency"] = (level & most) * 255 // most
-    elif image.mode == "RGB" and isinstance(level, tuple):
-        image.info["transparency"] = tuple(
-            part >> 8 if bits == 16 else part & 0xFF for part in level
-        )
+    elif image.mode == "RGB" and bits == 8:
+        image.info["transparency"] = tuple(part & 0xFF for part in level)
+
+
+def make_transparent(image: "Image.Image", lower: "Image.Image") -> None:
+    """Gives an RGB image, the upper bytes of 16 bits, the alpha of its transparent colour, which is
+    compared with all bits; `lower` has the lower bytes.
+    """
+    from PIL import Image
+
+    alpha = Image.new("L", image.size)
+    for start, stop in _strips(image.height, image.width):
+        upper, under = (np.asarray(_rows(half, start, stop)) for half in (image, lower))
+        colours = upper.astype(np.uint16) << 8 | under
+        opaque = (colours != image.info["transparency"]).any(axis=2)
+        alpha.paste(Image.fromarray(opaque), (0, start))
+    image.putalpha(alpha)
+
+
+def stored_bits(raw: object) -> tuple[int, bool]:
+    """How many bits a level has in the file, and whether Pillow inverts it, by Pillow's name for
+    that form, such as "L;2I"; (8, False) if that says neither.
+    """
+    form = str(raw).partition(";")[2]
+    return int(form.rstrip("BILNR") or 8), "I" in form
 
 
 def may_be_transparent(image: "Image.Image") -> bool:

@@ -32,7 +32,11 @@ _FREE_BYTES = 32 * 2**20  # images up to this size don't wait for others
 IEND = b"\0\0\0\0IEND\xaeB`\x82"
 """The end mark of a PNG."""
 
+ANCILLARY = b"a"
+"""The kinds of a PNG's chunks from here on can be left out, by the standard."""
+
 _PNG_CHUNK = struct.Struct(">I4s")
+_ORIENTING_TEXTS = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
 _TOO_MUCH = "takes too much to decode"
 
 
@@ -42,10 +46,10 @@ def check(decoded_bytes: int) -> None:
         raise ConfigError(f"decoded_bytes is {decoded_bytes!r}, expected a number of bytes from 1")
 
 
-def check_pixels(width: int, height: int, most: int = MAX_PIXELS) -> None:
-    """Raises UndecodableImage for a size with more pixels."""
-    if width * height > most:
-        raise UndecodableImage("too many pixels", f"{width} x {height}, at most {most}")
+def check_pixels(width: int, height: int) -> None:
+    """Raises UndecodableImage for a size with more pixels than MAX_PIXELS."""
+    if width * height > MAX_PIXELS:
+        raise UndecodableImage("too many pixels", f"{width} x {height}, at most {MAX_PIXELS}")
 
 
 def needed_bytes(kind: str, width: int, height: int, budget: int, num_scans: int = 1) -> int:
@@ -97,6 +101,11 @@ def png_chunks(png: bytes) -> Iterator[tuple[bytes, int, int]]:
         num_bytes, kind = _PNG_CHUNK.unpack_from(png, at)
         yield kind, at, at + 12 + num_bytes
         at += 12 + num_bytes
+
+
+def may_orient(png: bytes, kind: bytes, start: int) -> bool:
+    """Whether a chunk of a PNG may hold an orientation: EXIF data or XMP, as Pillow finds them."""
+    return kind == b"eXIf" or png.startswith(_ORIENTING_TEXTS, start + 8)
 
 
 def room(needed: int, budget: int) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""Which way up a stored image is, by its EXIF data: a number from 1 (upright) to 8.
+"""Which way up a stored image is, by its metadata: a number from 1 (upright) to 8, as EXIF counts.
 
 The build and every decoder of the reader ask here, so that both turn the same images, those that
 Pillow's `exif_transpose` turns. Nothing is raised: of data that are cut or damaged, what precedes
@@ -6,20 +6,30 @@ the fault counts, as in Pillow. TIFFs are upright here, because Pillow turns the
 them.
 """
 
+import io
 from contextlib import suppress
+from typing import Any
 
 from PIL import Image
 
-from shardset.format.images.limits import png_chunks
-from shardset.format.images.pillow import BROKEN
+from shardset.format.images import limits
+from shardset.format.images.pillow import BROKEN, ORIENTATION, plugin
 
 UPRIGHT = 1
 APP1 = b"\xff\xe1"
 """The mark of a JPEG's segments that hold EXIF data and XMP."""
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""The transpositions that make an image upright."""
 
-_SOS = 0xDA
 _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
-_TAG = 0x0112
 
 
 def orientation_of(data: bytes, image: Image.Image | None = None) -> int:
@@ -28,17 +38,11 @@ def orientation_of(data: bytes, image: Image.Image | None = None) -> int:
 
     XMP is searched where EXIF does not say it.
     """
-    exif, xmp = b"", b""
     if data[:2] == b"\xff\xd8":
-        exif, xmp = _in_jpeg(data)
-    elif data[:4] == b"\x89PNG":
-        chunks = (
-            data[start + 8 : end - 4] for kind, start, end in png_chunks(data) if kind == b"eXIf"
-        )
-        exif = next(chunks, b"")
-    elif image is not None and image.format != "TIFF":
-        exif, xmp = image.info.get("exif", b""), image.info.get("xmp", b"")
-    return _stated(exif, xmp) if exif or xmp else UPRIGHT
+        return _stated(_jpeg_info(data))
+    if data[:4] == b"\x89PNG":
+        return _stated(_png_info(data))
+    return UPRIGHT if image is None or image.format == "TIFF" else _stated(image.info)
 
 
 def upright_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
@@ -46,26 +50,38 @@ def upright_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
     return size[::-1] if orientation >= 5 else size
 
 
-def _in_jpeg(data: bytes) -> tuple[bytes, bytes]:
+def _jpeg_info(data: bytes) -> dict[Any, Any]:
     """The EXIF data and the XMP that stand before the first scan."""
-    exif, xmp, at = [], b"", 2
-    while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != _SOS:
-        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-        if data[at + 1] == APP1[1]:
-            if data.startswith(_EXIF, at + 4):
-                exif.append(data[at + 10 : end])
-            elif data.startswith(_XMP, at + 4):
-                xmp = data[at + 4 : end]
-        at = end
-    return b"".join(exif), xmp
+    info = dict[Any, Any]()
+    for kind, begin, end in limits.jpeg_segments(data):
+        if kind == limits.SOS:
+            break
+        if kind == APP1 and data.startswith(_EXIF, begin):
+            info["exif"] = info.get("exif", b"") + data[begin + len(_EXIF) : end]
+        elif kind == APP1 and data.startswith(_XMP, begin):
+            info["xmp"] = data[begin:end]
+    return info
 
 
-def _stated(exif: bytes, xmp: bytes) -> int:
+def _png_info(data: bytes) -> dict[Any, Any]:
+    """What Pillow makes of each chunk alone, because it refuses all if one is damaged."""
+    info = dict[Any, Any]()
+    for kind, start, end in limits.png_chunks(data):
+        if kind >= limits.ANCILLARY and limits.may_orient(data, kind, start):
+            alone = data[:33] + data[start:end] + limits.IEND  # 33: signature and IHDR
+            with suppress(*BROKEN):
+                info |= plugin("png")(io.BytesIO(alone)).info
+    return info
+
+
+def _stated(info: dict[Any, Any]) -> int:
     """The orientation that Pillow finds in the metadata of an image."""
+    if not info:
+        return UPRIGHT
     image = Image.Image()
-    image.info = {"exif": exif, "xmp": xmp}
+    image.info = info
     with suppress(*BROKEN):
-        found = image.getexif().get(_TAG)
+        found = image.getexif().get(ORIENTATION)
         if isinstance(found, int) and UPRIGHT <= found <= 8:
             return found
     return UPRIGHT

@@ -18,10 +18,9 @@ from PIL import Image
 from PIL.ImageFile import ImageFile
 
 from shardset.errors import UndecodableImage
-from shardset.format.images import MAX_PIXELS, limits
-from shardset.format.images.background import SIXTEEN_BIT, repair_transparency
+from shardset.format.images import limits
+from shardset.format.images.background import SIXTEEN_BIT, make_transparent, repair_transparency
 from shardset.format.images.jpeg_header import frame_of, may_be_reduced
-from shardset.format.images.limits import DECODED_BYTES
 
 PLUGINS = {
     "jpg": "Jpeg",
@@ -44,12 +43,19 @@ BROKEN = (
 )
 """What Pillow raises for malformed images, depending on the plugin."""
 
-_UNSUPPORTED = re.compile("unknown|unsupported|cannot handle|not supported", re.IGNORECASE)
+_UNSUPPORTED = re.compile(
+    "unknown|unsupported|cannot handle|not supported|string index",  # the last: bands apart
+    re.IGNORECASE,
+)
 _MODES = SIXTEEN_BIT | {
     *("1", "L", "LA", "La", "P", "PA"),
     *("RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "LAB"),
 }
 """The modes that have an 8-bit form, with I for a PGM of 16 bits."""
+
+ORIENTATION = 0x0112
+"""The tag of EXIF and TIFF."""
+
 
 _WIDE = {"F": "floating-point numbers", "I": "signed numbers or numbers of 32 bits"}
 
@@ -64,30 +70,35 @@ def plugin(field: str) -> type[ImageFile]:
 
 
 @contextmanager
-def opened(
-    data: bytes, field: str, max_pixels: int = MAX_PIXELS, decoded_bytes: int = DECODED_BYTES
-) -> Iterator[ImageFile]:
+def opened(data: bytes, field: str, decoded_bytes: int) -> Iterator[ImageFile]:
     """The image, not decoded yet, with the memory to decode it reserved during the block.
 
     Raises UndecodableImage if `header` does or if the image is beyond the limits.
     """
-    image = header(data, field, max_pixels)
+    image = header(data, field)
     scans = limits.num_scans(data) if field == "jpg" else 1
     needed = limits.needed_bytes(field, *image.size, decoded_bytes, scans)
     with limits.room(needed, decoded_bytes), image:
         yield image
 
 
-def header(data: bytes, field: str, max_pixels: int = MAX_PIXELS) -> ImageFile:
+def header(data: bytes, field: str) -> ImageFile:
     """The image, not decoded yet; `field` is its format by `format_of`.
 
-    Raises UndecodableImage if it is malformed, has more than `max_pixels`, or has no 8-bit form.
+    Raises UndecodableImage if it is malformed, has more than MAX_PIXELS, or has no 8-bit form.
     """
     try:
         image = plugin(field)(io.BytesIO(_without_metadata(data) if field == "png" else data))
+        if field == "tif":
+            tags = image.getexif()
+            if tags.get(ORIENTATION) in (5, 6, 7, 8):
+                # Pillow turns it while it loads it; where only XMP says so, its size comes late.
+                image._size = tags[0x0101], tags[0x0100]
+            if (bands := tags.get(0x0115, 1)) > 4:
+                raise ValueError(f"{bands} bands are not supported, at most 4")
     except BROKEN as error:
         raise _refusal(error, data, field) from error
-    limits.check_pixels(*image.size, max_pixels)
+    limits.check_pixels(*image.size)
     if image.mode not in _MODES and not (image.mode == "I" and field == "pgm"):
         found = f"its pixels are {_WIDE.get(image.mode, image.mode)}"
         raise UndecodableImage("no 8-bit form", f"{found}; convert them to levels of 8 or 16 bits")
@@ -111,8 +122,14 @@ def reduce(
 
 def load(image: ImageFile, data: bytes, field: str) -> None:
     """Decodes the opened image; raises UndecodableImage if it is damaged or incomplete."""
+    tiles = image.tile
     try:
         image.load()
+        if "transparency" in image.info and tiles[0].args == "RGB;16B":
+            with header(data, field) as lower:
+                lower.tile = [tiles[0]._replace(args="RGB;16L")]  # bytes swapped
+                lower.load()
+            make_transparent(image, lower)
     except BROKEN as error:
         raise _refusal(error, data, field) from error
     if limits.is_cut(data, field):
@@ -137,7 +154,7 @@ def _without_metadata(data: bytes) -> bytes:
     """A PNG with only the chunks of its pixels; Pillow refuses some images for other chunks."""
     kept, rest = [], 0
     for kind, start, end in limits.png_chunks(data):
-        if kind[:1].islower() and kind != b"tRNS":  # ancillary, by the standard
+        if kind >= limits.ANCILLARY and kind != b"tRNS":
             kept.append(data[rest:start])
             rest = end
     return b"".join([*kept, data[rest:]]) if kept else data

@@ -45,6 +45,8 @@ def test_annotations_are_stored_as_they_came_with_masks_and_categories(tmp_path,
     monkeypatch.setattr(coco, "PART_BYTES", 10)
     write_images(tmp_path, [f"raw/val/{number}.png" for number in (5, 0, 9)])
     masks = write_images(tmp_path / "masks", ["val/0.png", "val/5.png"])
+    for path in masks.rglob("*.png"):
+        Image.open(path).convert("L").save(path)
     built(config(tmp_path, split="val", masks=str(masks)))
     manifest = verified(tmp_path / "out")
     assert [(one.name, one.category_id) for one in manifest.classes] == [
