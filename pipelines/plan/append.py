@@ -11,8 +11,8 @@ from pipelines.config import Known
 from pipelines.plan import paths, tables
 from pipelines.plan.files import PlanFiles, in_order
 from pipelines.plan.tables import UnitRow
-from pipelines.sources.base import RawSample, Rejected
-from shardset.errors import ConfigError, SourceError
+from pipelines.sources.base import RawSample, Rejected, joined_classes
+from shardset.errors import SourceError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import ClassInfo, Manifest, Shard
@@ -53,38 +53,14 @@ def extended_classes(
 ) -> tuple[Sequence[ClassInfo] | None, list[int]]:
     """The classes of a set and of an input together, and the input's labels, as in `Addition`.
 
-    Classes are the same if their wnids are, or their names where one has no wnid; further ones
-    follow. Without names of the input its labels mean the classes of the set, and may go beyond
-    them if those have no names either.
+    Without names of the input its labels mean the classes of the set, and may go beyond them if
+    those have no names either.
     """
     if new is None and are_numbers(old):
         return None, []
     if new is None or (are_numbers(new) and not are_numbers(old)):
         return old, []
-    classes, labels = [*old], []
-    by_wnid = {info.wnid: info.label for info in old if info.wnid}
-    by_name: dict[str, list[ClassInfo]] = {}
-    for info in old:
-        by_name.setdefault(info.name, []).append(info)
-    for info in new:
-        same = [each.label for each in by_name.get(info.name, []) if not (each.wnid and info.wnid)]
-        if info.wnid in by_wnid:
-            same = [by_wnid[info.wnid]]
-        if len(same) > 1:
-            raise ConfigError(
-                f"classes {same} of the set are all called {info.name!r}; give the input their"
-                " wnids"
-            )
-        if not same:
-            classes.append(msgspec.structs.replace(info, label=len(classes)))
-        labels.append(same[0] if same else classes[-1].label)
-    names = {one.category_id: one.name for one in classes}
-    for one in (*old, *new):
-        if one.category_id is not None and names.get(one.category_id) != one.name:
-            raise ConfigError(
-                f"the set and the input have other category ids, such as {one.category_id} for"
-                f" {one.name!r}; number them alike"
-            )
+    classes, labels = joined_classes(old, new)
     return classes, [] if labels == [*range(len(labels))] else labels
 
 

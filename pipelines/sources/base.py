@@ -8,12 +8,14 @@ Records that are made once per sample are msgspec.Structs: a frozen dataclass ta
 long to make.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 
+from shardset.errors import ConfigError
 from shardset.format.manifest import ClassInfo
 from shardset.storage.base import Storage
 
@@ -158,3 +160,57 @@ class Source(Protocol):
 def class_infos(names: Sequence[str]) -> list[ClassInfo]:
     """The classes of these names, labels from 0."""
     return [ClassInfo(label=label, name=name) for label, name in enumerate(names)]
+
+
+def joined_classes(
+    old: Sequence[ClassInfo], new: Sequence[ClassInfo]
+) -> tuple[list[ClassInfo], list[int]]:
+    """The classes of two inputs together, and the label of each class of the second.
+
+    Classes are the same if their wnids are, or name and category id, or else their names where one
+    has no wnid. Further ones follow. A category id stays as it is in the first input, and a
+    further class whose id another has gets a free one. Raises ConfigError if names do not tell.
+    """
+    classes, labels = [*old], list[int]()
+    by_wnid = {one.wnid: one.label for one in old if one.wnid}
+    by_category = {(one.name, one.category_id): one.label for one in old}
+    by_name = defaultdict[str, list[ClassInfo]](list)
+    for one in old:
+        by_name[one.name].append(one)
+    numbers = Counter(one.name for one in new)
+    used = {one.category_id for one in old} - {None}
+    free = 1 + max((one.category_id or 0 for one in (*old, *new)), default=0)
+    taken = {
+        by_category.get((one.name, one.category_id)) for one in new if one.category_id is not None
+    }
+    for info in new:
+        has_id = info.category_id is not None
+        label = by_wnid.get(info.wnid) if info.wnid else None
+        if label is None and has_id:
+            label = by_category.get((info.name, info.category_id))
+        if label is None:
+            same = [
+                one.label
+                for one in by_name[info.name]
+                if not (one.wnid and info.wnid) and not (has_id and one.label in taken)
+            ]
+            if len(same) > 1 and not (has_id and len(same) == numbers[info.name]):
+                raise ConfigError(
+                    f"classes {same} of the set are all called {info.name!r}; give the input their"
+                    " wnids, or their category ids"
+                )
+            label = same[0] if same else len(classes)
+            taken.add(label)
+        if label == len(classes):
+            category = info.category_id
+            if category in used:
+                category, free = free, free + 1
+            used.add(category)
+            classes.append(msgspec.structs.replace(info, label=label, category_id=category))
+        elif has_id and classes[label].category_id is None:
+            raise ConfigError(
+                f"class {info.name!r} of the set has no category id, and in the input it is"
+                f" {info.category_id}; build the set again by --source coco"
+            )
+        labels.append(label)
+    return classes, labels
