@@ -2,6 +2,7 @@
 stored.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from PIL import Image
@@ -38,16 +39,24 @@ class Examined(NamedTuple):
 
     Fixes are `cmyk-to-rgb`, `alpha-to-background`, `turned-upright`, and `renamed-png` for a PNG
     under another name. `transparent` and `turned` mark an image that is stored so, the second one
-    for readers to turn.
+    for readers to turn. `size` is (width, height) before `orientation` turns it, zeros if the image
+    was not opened.
     """
 
     field: str
     marks: str
+    size: tuple[int, int] = 0, 0
+    orientation: int = UPRIGHT
 
 
 def marks_of(marks: str) -> list[str]:
     """The marks of an image as a list."""
     return marks.split(_MARK_SEPARATOR) if marks else []
+
+
+def joined_marks(marks: Iterable[str]) -> str:
+    """The marks of an image in one text."""
+    return _MARK_SEPARATOR.join(filter(None, marks))
 
 
 def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -> Examined:
@@ -69,7 +78,7 @@ def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -
             check_sides(resized(image.size, options.resize_shorter), stored_field(actual, options))
         unchanged = is_stored_unchanged(image, data, actual, options)
         fix = _fix(actual, named, image.mode, options)
-        turned = orientation_of(data, image) != UPRIGHT
+        size, orientation = image.size, orientation_of(data, image)
         if verify == "decode":
             # An eighth of a JPEG saves the transforms, which can't fail. All of the entropy-coded
             # data is still decoded.
@@ -77,8 +86,9 @@ def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -
             load(image, data, actual)
         transparent = is_transparent(image) if verify == "decode" else may_be_transparent(image)
     opacity = (TRANSPARENT if unchanged else ALPHA_TO_BACKGROUND) if transparent else ""
-    turn = (TURNED if unchanged and fix != CMYK_TO_RGB else TURNED_UPRIGHT) if turned else ""
-    return Examined(actual, _MARK_SEPARATOR.join(filter(None, (fix, opacity, turn))))
+    turn = TURNED if unchanged and fix != CMYK_TO_RGB else TURNED_UPRIGHT
+    marks = fix, opacity, turn if orientation != UPRIGHT else ""
+    return Examined(actual, joined_marks(marks), size, orientation)
 
 
 def is_stored_unchanged(image: Image.Image, data: bytes, field: str, options: ImageOptions) -> bool:

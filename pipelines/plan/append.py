@@ -30,12 +30,14 @@ class Addition(msgspec.Struct, frozen=True, kw_only=True):
     """How a build appends to the version of a set that has the digest `base`.
 
     `labels` has the label in the set of each class of the input, and is empty where all stay the
-    same. The version has `num_classes`. `num_source_samples` are the version's, by split.
+    same. `categories` has the ids in the set of categories that the input numbers otherwise. The
+    version has `num_classes`. `num_source_samples` are the version's, by split.
     `known` says which samples of the input to skip.
     """
 
     base: str
     labels: list[int]
+    categories: dict[int, int]
     num_classes: int
     num_source_samples: dict[str, int]
     known: Known
@@ -50,18 +52,20 @@ def base_of(files: PlanFiles, addition: Addition | None) -> Manifest | None:
 
 def extended_classes(
     old: Sequence[ClassInfo], new: Sequence[ClassInfo] | None
-) -> tuple[Sequence[ClassInfo] | None, list[int]]:
-    """The classes of a set and of an input together, and the input's labels, as in `Addition`.
+) -> tuple[Sequence[ClassInfo] | None, list[int], dict[int, int]]:
+    """The classes of a set and of an input together, and the input's labels and categories, as in
+    `Addition`.
 
     Without names of the input its labels mean the classes of the set, and may go beyond them if
     those have no names either.
     """
     if new is None and are_numbers(old):
-        return None, []
+        return None, [], {}
     if new is None or (are_numbers(new) and not are_numbers(old)):
-        return old, []
-    classes, labels = joined_classes(old, new)
-    return classes, [] if labels == [*range(len(labels))] else labels
+        return old, [], {}
+    classes, labels, ids = joined_classes(old, new)
+    same = labels == [*range(len(labels))]
+    return classes, [] if same else labels, {own: id_ for own, id_ in ids.items() if own != id_}
 
 
 def relabelled(sample: RawSample | Rejected, labels: Sequence[int]) -> RawSample | Rejected:

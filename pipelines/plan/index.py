@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -11,8 +11,9 @@ from itertools import islice
 import msgspec
 
 from pipelines.config import BuildConfig
-from pipelines.images.check import Examined, examine
-from pipelines.images.options import ImageOptions, stored_field
+from pipelines.images.annotations import fitted
+from pipelines.images.check import Examined, examine, joined_marks
+from pipelines.images.options import ImageOptions, Verify, stored_field
 from pipelines.plan import paths, tables
 from pipelines.plan.append import Addition, admitted, relabelled
 from pipelines.plan.files import PlanFiles, decode_record
@@ -22,8 +23,9 @@ from pipelines.plan.survey import UnitRef, read_unit
 from pipelines.plan.tables import Content, QuarantineEntry, UnitRow
 from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected, Source
 from shardset.checksum import crc32c_of
-from shardset.errors import SourceError, UndecodableImage
+from shardset.errors import BadTarget, SourceError, UndecodableImage
 from shardset.format import naming
+from shardset.format.annotations import is_coco
 from shardset.format.images import is_image_field
 from shardset.storage.base import ObjectWriter, Storage
 from shardset.storage.checked import read_twice
@@ -71,8 +73,7 @@ def index_unit(
     table_path, summary_path = paths.unit_path(unit.number), paths.summary_path(unit.number)
     if content := files.find(summary_path):
         return decode_record(files.output, summary_path, content, UnitSummary)
-    labels = addition.labels if addition else ()
-    rows, rejected = read_twice(partial(_read_samples, files, source, config, unit, labels))
+    rows, rejected = read_twice(partial(_read_samples, files, source, config, unit, addition))
     num_rows = Counter(row.split for row in rows)
     if addition:
         rows = admitted(files, addition, rows)
@@ -92,16 +93,21 @@ def fields_of(sample: RawSample) -> list[tuple[str, Extent | bytes]]:
 
 
 def _read_samples(
-    files: PlanFiles, source: Source, config: BuildConfig, ref: UnitRef, labels: Sequence[int]
+    files: PlanFiles,
+    source: Source,
+    config: BuildConfig,
+    ref: UnitRef,
+    addition: Addition | None,
 ) -> tuple[list[UnitRow], list[QuarantineEntry]]:
     """A row or a quarantine entry for each sample of a unit, examined."""
     rows: list[UnitRow] = []
     rejected: list[QuarantineEntry] = []
     with ExitStack() as stack:
         spool = UnitSpool(files, paths.spool_path(ref.number), stack)
-        examiner = _Examiner(config, source.input, files.output, spool)
+        categories = addition.categories if addition else {}
+        examiner = _Examiner(config, source.input, files.output, spool, categories)
         samples = (
-            relabelled(sample, labels)
+            relabelled(sample, addition.labels if addition else ())
             for sample in source.index(read_unit(files.output, ref), spool)
         )
         while batch := list(islice(samples, BATCH)):
@@ -122,6 +128,7 @@ class _Examiner:
     input: Storage
     output: Storage
     spool: UnitSpool
+    categories: Mapping[int, int]
 
     def rows(self, batch: Sequence[RawSample | Rejected]) -> Iterator[UnitRow | QuarantineEntry]:
         """A row or a quarantine entry for each sample, in order."""
@@ -152,7 +159,7 @@ class _Examiner:
         if isinstance(sample, Rejected):
             contents = [sample.extent]
         else:
-            is_read = self.config.verify != "none" or self.config.require
+            is_read = self._verify(sample) != "none" or self.config.require
             contents = sample.fields.values() if is_read else ()
         return [
             content
@@ -179,7 +186,7 @@ class _Examiner:
         _check_names(sample)
         contents, verify, options = (
             self._contents(sample, fetched),
-            self.config.verify,
+            self._verify(sample),
             self.config.image,
         )
         if (required := self.config.require) and not contents.get(required, b"").strip():
@@ -200,6 +207,20 @@ class _Examiner:
                 )
             image = examined if is_first else image
         image = image or examine(b"", field=sample.image, verify="none", options=options)
+        marks, json = image.marks, contents.get("json", b"")
+        if any(image.size) and is_coco(json):
+            try:
+                moved, changes = fitted(json, image, options.resize_shorter, self.categories)
+            except BadTarget as error:
+                return _reject(sample, "json", json, f"its json: {error}")
+            marks = joined_marks([marks, *changes])
+            if moved != json:
+                sample = msgspec.structs.replace(sample, fields=sample.fields | {"json": moved})
+        elif options.resize_shorter and b'"bbox"' in json:
+            raise SourceError(
+                f"{sample.name}: its json has a bbox, but not in COCO's form, so --resize-shorter"
+                " can't move it; give boxes as `annotations`, or leave them out"
+            )
         stored = stored_field(image.field, options) if image.field else ""
         if stored != sample.image and stored in sample.fields:
             reason = f"its image would be stored as {stored}, which it has already"
@@ -209,7 +230,7 @@ class _Examiner:
             name=sample.name,
             key=sample.key,
             label=int(sample.label),
-            fix=image.marks,
+            fix=marks,
             content=Content(
                 image=image.field,
                 fields=[
@@ -221,6 +242,13 @@ class _Examiner:
                 ],
             ),
         )
+
+    def _verify(self, sample: RawSample) -> Verify:
+        """How to check a sample: boxes that may move need the size of their image."""
+        moves = self.config.image.resize_shorter or self.categories
+        if moves and self.config.verify == "none" and "json" in sample.fields:
+            return "header"
+        return self.config.verify
 
     def _stored(self, content: Extent | bytes, data: bytes | None) -> Extent | bytes:
         """The content as the plan keeps it: an extent with its CRC32C, or the bytes if they are

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from pipelines.config import BuildConfig
+from pipelines.images.annotations import ANNOTATIONS_SCALED, ANNOTATIONS_TURNED, RLE_LEFT_OUT
 from pipelines.images.check import TRANSPARENT, TURNED
 from pipelines.plan import layout, paths, summaries, tables
 from pipelines.plan.append import are_numbers, base_of
@@ -34,6 +35,14 @@ _NOTES = {
         "{} {} stored turned, as EXIF says; the stream turns them upright (image.upright), other"
         " readers may not"
     ),
+    ANNOTATIONS_TURNED: (
+        "{} {} annotated with width and height before EXIF turns; the annotations were turned, too"
+    ),
+    ANNOTATIONS_SCALED: (
+        "{} {} annotated with another width and height of the same shape; the annotations were"
+        " scaled"
+    ),
+    RLE_LEFT_OUT: "{} {} annotated by RLE, which is not moved; these segmentations were left out",
 }
 """The words of the summary for images with a mark that isn't a fix."""
 

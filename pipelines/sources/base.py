@@ -164,53 +164,43 @@ def class_infos(names: Sequence[str]) -> list[ClassInfo]:
 
 def joined_classes(
     old: Sequence[ClassInfo], new: Sequence[ClassInfo]
-) -> tuple[list[ClassInfo], list[int]]:
-    """The classes of two inputs together, and the label of each class of the second.
+) -> tuple[list[ClassInfo], list[int], dict[int, int]]:
+    """The classes of two inputs together, and for the second one the label of each class and the
+    id of each category there.
 
-    Classes are the same if their wnids are, or name and category id, or else their names where one
-    has no wnid. Further ones follow. A category id stays as it is in the first input, and a
-    further class whose id another has gets a free one. Raises ConfigError if names do not tell.
+    Classes are the same if their wnids are, or else their names where one has no wnid; further ones
+    follow. Several categories of one name are the same in their order, if both inputs have as many.
+    A category keeps the id of the first input; a further one whose id is taken gets a free one.
+    Raises ConfigError if names do not tell.
     """
-    classes, labels = [*old], list[int]()
-    by_wnid = {one.wnid: one.label for one in old if one.wnid}
-    by_category = {(one.name, one.category_id): one.label for one in old}
+    classes, labels, ids = [*old], list[int](), dict[int, int]()
+    by_wnid = {info.wnid or "": [info.label] for info in old if info.wnid}
     by_name = defaultdict[str, list[ClassInfo]](list)
-    for one in old:
-        by_name[one.name].append(one)
-    numbers = Counter(one.name for one in new)
-    used = {one.category_id for one in old} - {None}
-    free = 1 + max((one.category_id or 0 for one in (*old, *new)), default=0)
-    taken = {
-        by_category.get((one.name, one.category_id)) for one in new if one.category_id is not None
-    }
+    for info in old:
+        by_name[info.name].append(info)
+    numbers, seen = Counter(info.name for info in new), Counter[str]()
+    used = {info.category_id for info in old} - {None}
     for info in new:
-        has_id = info.category_id is not None
-        label = by_wnid.get(info.wnid) if info.wnid else None
-        if label is None and has_id:
-            label = by_category.get((info.name, info.category_id))
-        if label is None:
-            same = [
-                one.label
-                for one in by_name[info.name]
-                if not (one.wnid and info.wnid) and not (has_id and one.label in taken)
-            ]
-            if len(same) > 1 and not (has_id and len(same) == numbers[info.name]):
-                raise ConfigError(
-                    f"classes {same} of the set are all called {info.name!r}; give the input their"
-                    " wnids, or their category ids"
-                )
-            label = same[0] if same else len(classes)
-            taken.add(label)
-        if label == len(classes):
-            category = info.category_id
+        named = [one.label for one in by_name[info.name] if not (one.wnid and info.wnid)]
+        same, category = by_wnid.get(info.wnid or "", named), info.category_id
+        if same and len(same) != (1 if category is None else numbers[info.name]):
+            raise ConfigError(
+                f"classes {same} of the set are all called {info.name!r}; give the input their"
+                " wnids, or the same categories"
+            )
+        label = same[min(seen[info.name], len(same) - 1)] if same else len(classes)
+        seen[info.name] += 1
+        if not same:
             if category in used:
-                category, free = free, free + 1
+                category = 1 + max(one.category_id or 0 for one in (*classes, *new))
             used.add(category)
             classes.append(msgspec.structs.replace(info, label=label, category_id=category))
-        elif has_id and classes[label].category_id is None:
-            raise ConfigError(
-                f"class {info.name!r} of the set has no category id, and in the input it is"
-                f" {info.category_id}; build the set again by --source coco"
-            )
         labels.append(label)
-    return classes, labels
+        if info.category_id is not None:
+            if (known := classes[label].category_id) is None:
+                raise ConfigError(
+                    f"class {info.name!r} of the set has no category id, and in the input"
+                    f" {info.category_id}; build the set again by --source coco"
+                )
+            ids[info.category_id] = known
+    return classes, labels, ids

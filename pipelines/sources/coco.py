@@ -128,9 +128,7 @@ class _File:
             ClassInfo(label=label, name=name, category_id=category)
             for label, (category, name) in enumerate(sorted(names.items()))
         ]
-        self.classes, labels = joined_classes(self.classes, own)
-        for category, label in zip(sorted(names), labels, strict=True):
-            self._ids[category] = self.classes[label].category_id or 0
+        self.classes, _, self._ids = joined_classes(self.classes, own)
         seen = set[int]()
         for part in parts:
             entries = defaultdict[str, list[list[str]]](list)
@@ -141,7 +139,7 @@ class _File:
                 texts = [text for path, text in found if not path]
                 if not heads:
                     for text in texts:
-                        self._tell("annotations of images that are not listed, left out", text)
+                        self._tell("annotations left out, of images that are not listed", text)
                     continue
                 if len(heads) > 1:
                     raise SourceError(
@@ -191,7 +189,7 @@ class _File:
                     raise SourceError(
                         f"{self.path}: an image without id or file_name: {text:.80} ({error})"
                     ) from error
-                self._tell(f"{section} that can't be read, left out", text)
+                self._tell(f"{section} left out, not as COCO has them", text)
                 continue
             if isinstance(found, _Category):
                 if names.setdefault(found.id, found.name) != found.name:
@@ -211,13 +209,10 @@ class _File:
         """An annotation as it is stored; "" if it is left out."""
         found, _ = _decoded(text, _Listed)
         category = found.category_id
-        if found.bbox and category not in self._ids:
-            self._tell("annotations of categories that are not listed, left out", text)
-            return ""
         try:
             box = box_of(found, self._ids)
-        except BadTarget:
-            self._tell("annotations that can't be read, left out", text)
+        except BadTarget as error:
+            self._tell(f"annotations left out, {error}", text)
             return ""
         if box is None:
             what = "whose bbox has no area" if found.bbox else "without a bbox"

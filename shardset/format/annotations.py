@@ -69,7 +69,7 @@ def box_of(one: Annotation, labels: Mapping[int, int]) -> Box | None:
         raise BadTarget(f"a bbox of {len(one.bbox)} numbers, expected left, top, width, height")
     category = one.category_id
     if category is None or (labels and category not in labels):
-        raise BadTarget(f"category {category} in an annotation, which no class has")
+        raise BadTarget(f"category {category}, which no class has")
     left, top, width, height = one.bbox
     if width <= 0 or height <= 0:
         return None
