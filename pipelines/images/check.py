@@ -2,7 +2,6 @@
 stored.
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from PIL import Image
@@ -31,7 +30,7 @@ fix.
 _LONGEST_SIDE = {"jpg": 65500, "webp": 16383}
 """The limits of libjpeg and libwebp in pixels."""
 
-_MARK_SEPARATOR = "+"
+MARK_SEPARATOR = "+"
 
 
 class Examined(NamedTuple):
@@ -51,12 +50,7 @@ class Examined(NamedTuple):
 
 def marks_of(marks: str) -> list[str]:
     """The marks of an image as a list."""
-    return marks.split(_MARK_SEPARATOR) if marks else []
-
-
-def joined_marks(marks: Iterable[str]) -> str:
-    """The marks of an image in one text."""
-    return _MARK_SEPARATOR.join(filter(None, marks))
+    return marks.split(MARK_SEPARATOR) if marks else []
 
 
 def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -> Examined:
@@ -88,7 +82,7 @@ def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -
     opacity = (TRANSPARENT if unchanged else ALPHA_TO_BACKGROUND) if transparent else ""
     turn = TURNED if unchanged and fix != CMYK_TO_RGB else TURNED_UPRIGHT
     marks = fix, opacity, turn if orientation != UPRIGHT else ""
-    return Examined(actual, joined_marks(marks), size, orientation)
+    return Examined(actual, MARK_SEPARATOR.join(filter(None, marks)), size, orientation)
 
 
 def is_stored_unchanged(image: Image.Image, data: bytes, field: str, options: ImageOptions) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 
 from pipelines.config import BuildConfig
 from pipelines.images.annotations import fitted
-from pipelines.images.check import Examined, examine, joined_marks
+from pipelines.images.check import MARK_SEPARATOR, Examined, examine
 from pipelines.images.options import ImageOptions, Verify, stored_field
 from pipelines.plan import paths, tables
 from pipelines.plan.append import Addition, admitted, relabelled
@@ -25,7 +25,6 @@ from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected, Source
 from shardset.checksum import crc32c_of
 from shardset.errors import BadTarget, SourceError, UndecodableImage
 from shardset.format import naming
-from shardset.format.annotations import is_coco
 from shardset.format.images import is_image_field
 from shardset.storage.base import ObjectWriter, Storage
 from shardset.storage.checked import read_twice
@@ -207,20 +206,15 @@ class _Examiner:
                 )
             image = examined if is_first else image
         image = image or examine(b"", field=sample.image, verify="none", options=options)
-        marks, json = image.marks, contents.get("json", b"")
-        if any(image.size) and is_coco(json):
+        marks, json = [image.marks], contents.get("json", b"")
+        if any(image.size):
             try:
                 moved, changes = fitted(json, image, options.resize_shorter, self.categories)
             except BadTarget as error:
-                return _reject(sample, "json", json, f"its json: {error}")
-            marks = joined_marks([marks, *changes])
-            if moved != json:
+                return _reject(sample, "json", json, str(error))
+            marks += sorted(changes)
+            if moved is not json:
                 sample = msgspec.structs.replace(sample, fields=sample.fields | {"json": moved})
-        elif options.resize_shorter and b'"bbox"' in json:
-            raise SourceError(
-                f"{sample.name}: its json has a bbox, but not in COCO's form, so --resize-shorter"
-                " can't move it; give boxes as `annotations`, or leave them out"
-            )
         stored = stored_field(image.field, options) if image.field else ""
         if stored != sample.image and stored in sample.fields:
             reason = f"its image would be stored as {stored}, which it has already"
@@ -230,7 +224,7 @@ class _Examiner:
             name=sample.name,
             key=sample.key,
             label=int(sample.label),
-            fix=marks,
+            fix=MARK_SEPARATOR.join(filter(None, marks)),
             content=Content(
                 image=image.field,
                 fields=[

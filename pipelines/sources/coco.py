@@ -154,12 +154,13 @@ class _File:
                 kept = ",".join(filter(None, map(self._kept, texts)))
                 yield path, f'{head[:-1]},"annotations":[{kept}]}}'
         if self._num_annotations and not self._num_kept:
-            raise SourceError(f"no annotation can be used: {'; '.join(self.notes())}")
+            raise SourceError(f"{self.path}: no annotation can be used; {'; '.join(self.notes())}")
 
     def notes(self) -> list[str]:
-        """A sentence for each kind of odd entries."""
+        """A sentence for each kind of odd entries; the same wherever the file is."""
+        name = self.path.rpartition("/")[2]
         return [
-            f"{self.path}: {what}: {number:,}, such as {'; '.join(self._shown[what])}"
+            f"{name}: {what}: {number:,}, such as {'; '.join(self._shown[what])}"
             for what, number in self._counts.items()
         ]
 
