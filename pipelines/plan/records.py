@@ -16,7 +16,7 @@ from shardset.format.write import WrittenShard
 from shardset.prepared import prepared
 from shardset.settings import value_text
 
-PLAN_VERSION = 15
+PLAN_VERSION = 16
 """Increase it when the format of a file below `plan/` changes, or what the same input and options
 lead to, such as the held-out samples or the default sizes: unfinished builds of other versions then
 start over.
