@@ -18,7 +18,7 @@ from pipelines.images.options import ImageOptions, options_to_read
 from pipelines.report import alike
 from pipelines.report.alike import DuplicateGroup, SimilarPair
 from pipelines.report.catalog import MAX_SAMPLES, Catalog, open_catalog, ranks, read_images
-from shardset.format.annotations import Box, boxes_in
+from shardset.format.annotations import AnnotatedBox, boxes_in
 from shardset.format.manifest import LoadedSet, Manifest
 from shardset.html import page
 from shardset.html.page import Picture
@@ -165,7 +165,7 @@ def _picture(
     return page.picture(pixels)
 
 
-def _boxes(json: bytes, labels: Mapping[int, int]) -> list[Box]:
+def _boxes(json: bytes, labels: Mapping[int, int]) -> list[AnnotatedBox]:
     """The boxes of a sample, in a set that has the category of each label."""
     return boxes_in(json, labels) if labels and json else []
 

@@ -24,7 +24,7 @@ class Annotation(msgspec.Struct):
     iscrowd: bool | int | None = 0
 
 
-class Box(NamedTuple):
+class AnnotatedBox(NamedTuple):
     """A box with an area, in pixels of the upright image, and the label of its category."""
 
     left: float
@@ -57,7 +57,7 @@ def is_coco(content: bytes) -> bool:
         return False
 
 
-def box_of(one: Annotation, labels: Mapping[int, int]) -> Box | None:
+def box_of(one: Annotation, labels: Mapping[int, int]) -> AnnotatedBox | None:
     """The box of an annotation, None if it has none or one without area.
 
     `labels` has the label of each category id; without any, the label is the id. Raises BadTarget
@@ -73,10 +73,10 @@ def box_of(one: Annotation, labels: Mapping[int, int]) -> Box | None:
     left, top, width, height = one.bbox
     if width <= 0 or height <= 0:
         return None
-    return Box(left, top, width, height, labels.get(category, category), bool(one.iscrowd))
+    return AnnotatedBox(left, top, width, height, labels.get(category, category), bool(one.iscrowd))
 
 
-def boxes_in(content: bytes, labels: Mapping[int, int]) -> list[Box]:
+def boxes_in(content: bytes, labels: Mapping[int, int]) -> list[AnnotatedBox]:
     """The boxes in a stored JSON field; BadTarget unless they are COCO's, of these categories.
 
     In a set with `labels`, JSON without annotations has no boxes.
