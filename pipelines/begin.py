@@ -199,11 +199,12 @@ class _Start:
         if newest.number > 1 and not history.has_unfinished_plan(self.output, newest):
             before = replacing.manifest_at(self.output, versions.path(newest.number - 1))
         for base in filter(None, (before, newest)):
-            classes, labels = extended_classes(base.classes, file.classes)
+            classes, labels, categories = extended_classes(base.classes, file.classes)
             sizes = {name: split.num_source_samples for name, split in base.splits.items()}
             addition = Addition(
                 base=base.digest,
                 labels=labels,
+                categories=categories,
                 num_classes=len(base.classes),
                 num_source_samples=sizes,
                 known=known,

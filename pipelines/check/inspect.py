@@ -2,7 +2,9 @@
 original name.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -11,8 +13,9 @@ import numpy as np
 from pipelines import split_table
 from pipelines.check.problems import read_quarantine
 from pipelines.plan.files import in_order
-from shardset.errors import ConfigError
+from shardset.errors import BadTarget, ConfigError
 from shardset.format import manifest as manifests
+from shardset.format.annotations import boxes_in
 from shardset.format.catalog import read_names
 from shardset.format.index import index_fields
 from shardset.format.manifest import LoadedSet, Manifest, Shard
@@ -27,6 +30,9 @@ NO_NAMES = (
 )
 _OLDER = "older versions have it as long as they are left: `log SET` lists them, SET@N is one"
 _SHARD_FIELDS = ("path", "num_samples", "num_bytes", "first_id")
+MAX_COUNTED = 5_000
+"""Boxes are counted in so many samples of a split, because each is a read of its own."""
+
 _MAX_REASONS = 20
 """An error lists this many entries of the quarantine list."""
 
@@ -82,7 +88,13 @@ def inspect(
             raise ConfigError(f"every split has its own shards; add --split {names}")
         samples = samples_of_shard(whole, stored or next(iter(whole.manifest.splits)), shard)
     else:
-        found = overview(counted(loaded), url, split=split, label=label)
+        manifest, num_counted = counted(loaded), dict[str, int]()
+        for name in splits if manifest.labels_by_category else ():
+            num_counted[name], boxes = count_boxes(loaded, name)
+            totals = [boxes[info.label] for info in manifest.classes]
+            one = msgspec.structs.replace(manifest.splits[name], class_totals=totals)
+            manifest.splits[name] = one
+        found = overview(manifest, url, split=split, label=label) | {"boxes_in": num_counted}
         return found if loaded.view is None else found | {"shards": []}
     if loaded.view is not None:
         samples = [
@@ -111,6 +123,30 @@ def counted(loaded: LoadedSet) -> Manifest:
     return msgspec.structs.replace(loaded.manifest, splits=splits)
 
 
+def count_boxes(loaded: LoadedSet, split: str) -> tuple[int, Counter[int]]:
+    """The number of samples that were read, about MAX_COUNTED of a split, and their boxes by label.
+
+    A sample whose annotations can't be read has none; `verify --deep` names it.
+    """
+    storage, part, stored = loaded.storage, loaded.part(split), loaded.manifest.split(split)
+    boxes, num_read = Counter[int](), 0
+
+    def ranges() -> Iterator[tuple[str, int, int]]:
+        for shard in stored.shards[:: -(-stored.num_samples // MAX_COUNTED)]:
+            index = read_index(storage, shard)
+            is_taken = part.selection.has(shard.first_id + np.arange(len(index)))
+            if "json" in index_fields(index):
+                for offset, size in index[is_taken][".json"].tolist():
+                    yield shard.path, offset, offset + size
+
+    for json in in_order(storage, ranges(), lambda each: storage.read(*each)):
+        num_read += 1
+        with suppress(BadTarget):
+            found = boxes_in(json or b"{}", loaded.manifest.labels_by_category)
+            boxes.update(box.label for box in found)
+    return num_read, boxes
+
+
 def _in_view(loaded: LoadedSet, split: str, sample: SampleInfo) -> Iterator[SampleInfo]:
     """A stored sample with its label in a split of a view; none where it is not in that."""
     part, ids = loaded.part(split), np.array([sample.id])
@@ -125,6 +161,9 @@ def overview(
 ) -> dict[str, Any]:
     """The JSON of `split` (or all splits) and of the class `label` (or all classes), from the
     manifest alone.
+
+    `counts` are samples. In a set of COCO's categories, `inspect` makes them boxes, and `boxes_in`
+    has the number of samples of each split in which it has counted them.
     """
     splits = dict(manifest.splits) if split is None else {split: manifest.split(split)}
     totals = {name: one.class_totals for name, one in splits.items()}
@@ -146,6 +185,7 @@ def overview(
             for name, one in splits.items()
             for number, shard in enumerate(one.shards)
         ],
+        "boxes_in": {},
         "num_quarantined": manifest.quarantine.count,
         "fixes": manifest.fixes,
         "notes": manifest.provenance.notes,

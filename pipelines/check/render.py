@@ -18,8 +18,9 @@ def render(answer: dict[str, Any] | Sequence[SampleInfo]) -> RenderableType:
 def render_overview(overview: dict[str, Any]) -> RenderableType:
     """The overview as tables: splits, classes, shards, and lines for the rest."""
     splits = overview["splits"]
+    counted = [f"{number:,} samples of {name}" for name, number in overview["boxes_in"].items()]
     classes = table(
-        "classes",
+        f"boxes of each class, in {', '.join(counted)}" if counted else "classes",
         ["label#", "name", "wnid", *(f"{split.name}#" for split in splits)],
         [
             (row["label"], row["name"], row["wnid"] or "", *row["counts"].values())

@@ -4,7 +4,7 @@ index.
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from pipelines.plan import tables
 from shardset.checksum import crc32c_of
 from shardset.errors import REPAIR, BadTarget, DamagedShard, StorageError, UndecodableImage
 from shardset.format import table
-from shardset.format.annotations import annotations_in
+from shardset.format.annotations import boxes_in, is_coco
 from shardset.format.images import is_image_field
 from shardset.format.images.orientation import upright_size
 from shardset.format.index import content_bytes
@@ -31,7 +31,7 @@ from shardset.storage.checked import DamagedObject, read_object, read_twice, sto
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTask:
     """One shard to check; `fields` and `num_source_samples` belong to its split, `is_own` to its
-    group. `categories` are the category ids of its classes, if they have any. Pickles.
+    group. `categories` has the label of each category id, if its classes have any. Pickles.
 
     `image` are the options to decode its images with.
     """
@@ -42,7 +42,7 @@ class ShardTask:
     fields: list[str]
     num_source_samples: int
     num_classes: int
-    categories: Collection[int]
+    categories: Mapping[int, int]
     image: ImageOptions
     deep: bool
     is_own: bool = True
@@ -190,9 +190,10 @@ def _sample_problems(
         yield f"has a field {unknown!r}, the manifest lists {', '.join(task.fields)}; {REPAIR}"
     if row is not None:
         yield from _row_problems(task, group, contents, row)
-    if task.categories:
+    json = contents.get("json", b"")
+    if is_coco(json) or (json and task.categories):
         try:
-            annotations_in(contents.get("json", b""), task.categories)
+            boxes_in(json, task.categories)
         except BadTarget as error:
             yield f"its json: {error}; build the set again"
     size = (0, 0)

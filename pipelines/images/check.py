@@ -36,7 +36,7 @@ fix.
 _LONGEST_SIDE = {"jpg": 65500, "webp": 16383}
 """The limits of libjpeg and libwebp in pixels."""
 
-_MARK_SEPARATOR = "+"
+MARK_SEPARATOR = "+"
 
 
 class Examined(NamedTuple):
@@ -56,7 +56,7 @@ class Examined(NamedTuple):
 
 def marks_of(marks: str) -> list[str]:
     """The marks of an image as a list."""
-    return marks.split(_MARK_SEPARATOR) if marks else []
+    return marks.split(MARK_SEPARATOR) if marks else []
 
 
 def examine(
@@ -103,7 +103,7 @@ def examine(
     turn = (TURNED if unchanged else TURNED_UPRIGHT) if orientation != UPRIGHT else ""
     keeps_more = options.jpeg_restart and unchanged and actual == "jpg" and holds_more(data)
     marks = fix, opacity, turn, HOLDS_MORE if keeps_more else ""
-    return Examined(actual, _MARK_SEPARATOR.join(filter(None, marks)), size, orientation)
+    return Examined(actual, MARK_SEPARATOR.join(filter(None, marks)), size, orientation)
 
 
 def is_stored_unchanged(image: Image.Image, data: bytes, field: str, options: ImageOptions) -> bool:

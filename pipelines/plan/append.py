@@ -11,8 +11,8 @@ from pipelines.config import Known
 from pipelines.plan import paths, tables
 from pipelines.plan.files import PlanFiles, in_order
 from pipelines.plan.tables import UnitRow
-from pipelines.sources.base import RawSample, Rejected
-from shardset.errors import ConfigError, SourceError
+from pipelines.sources.base import RawSample, Rejected, joined_classes
+from shardset.errors import SourceError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.labels import NO_LABEL
@@ -31,12 +31,14 @@ class Addition(msgspec.Struct, frozen=True, kw_only=True):
     """How a build appends to the version of a set that has the digest `base`.
 
     `labels` has the label in the set of each class of the input, and is empty where all stay the
-    same. The version has `num_classes`. `num_source_samples` are the version's, by split.
+    same. `categories` has the ids in the set of categories that the input numbers otherwise. The
+    version has `num_classes`. `num_source_samples` are the version's, by split.
     `known` says which samples of the input to skip.
     """
 
     base: str
     labels: list[int]
+    categories: dict[int, int]
     num_classes: int
     num_source_samples: dict[str, int]
     known: Known
@@ -51,42 +53,20 @@ def base_of(files: PlanFiles, addition: Addition | None) -> Manifest | None:
 
 def extended_classes(
     old: Sequence[ClassInfo], new: Sequence[ClassInfo] | None
-) -> tuple[Sequence[ClassInfo] | None, list[int]]:
-    """The classes of a set and of an input together, and the input's labels, as in `Addition`.
+) -> tuple[Sequence[ClassInfo] | None, list[int], dict[int, int]]:
+    """The classes of a set and of an input together, and the input's labels and categories, as in
+    `Addition`.
 
-    Classes are the same if their wnids are, or their names where one has no wnid; further ones
-    follow. Without names of the input its labels mean the classes of the set, and may go beyond
-    them if those have no names either.
+    Without names of the input its labels mean the classes of the set, and may go beyond them if
+    those have no names either.
     """
     if new is None and are_numbers(old):
-        return None, []
+        return None, [], {}
     if new is None or (are_numbers(new) and not are_numbers(old)):
-        return old, []
-    classes, labels = [*old], []
-    by_wnid = {info.wnid: info.label for info in old if info.wnid}
-    by_name: dict[str, list[ClassInfo]] = {}
-    for info in old:
-        by_name.setdefault(info.name, []).append(info)
-    for info in new:
-        same = [each.label for each in by_name.get(info.name, []) if not (each.wnid and info.wnid)]
-        if info.wnid in by_wnid:
-            same = [by_wnid[info.wnid]]
-        if len(same) > 1:
-            raise ConfigError(
-                f"classes {same} of the set are all called {info.name!r}; give the input their"
-                " wnids"
-            )
-        if not same:
-            classes.append(msgspec.structs.replace(info, label=len(classes)))
-        labels.append(same[0] if same else classes[-1].label)
-    names = {one.category_id: one.name for one in classes}
-    for one in (*old, *new):
-        if one.category_id is not None and names.get(one.category_id) != one.name:
-            raise ConfigError(
-                f"the set and the input have other category ids, such as {one.category_id} for"
-                f" {one.name!r}; number them alike"
-            )
-    return classes, [] if labels == [*range(len(labels))] else labels
+        return old, [], {}
+    classes, labels, ids = joined_classes(old, new)
+    same = labels == [*range(len(labels))]
+    return classes, [] if same else labels, {own: id_ for own, id_ in ids.items() if own != id_}
 
 
 def relabelled(

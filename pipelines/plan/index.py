@@ -12,8 +12,9 @@ import msgspec
 
 from pipelines.config import BuildConfig
 from pipelines.holdout import Holdout
-from pipelines.images.check import examine
-from pipelines.images.options import ImageOptions, resized, stored_field
+from pipelines.images.annotations import fitted
+from pipelines.images.check import MARK_SEPARATOR, examine
+from pipelines.images.options import ImageOptions, Verify, resized, stored_field
 from pipelines.plan import paths, tables
 from pipelines.plan.append import Addition, known, relabelled, renamed
 from pipelines.plan.files import PlanFiles, decode_record
@@ -23,7 +24,7 @@ from pipelines.plan.survey import UnitRef, read_unit
 from pipelines.plan.tables import Content, QuarantineEntry, UnitRow
 from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected, Source
 from shardset.checksum import crc32c_of
-from shardset.errors import SourceError, UndecodableImage
+from shardset.errors import BadTarget, SourceError, UndecodableImage
 from shardset.format import naming
 from shardset.format.images import is_image_field
 from shardset.format.images.orientation import upright_size
@@ -125,7 +126,8 @@ def _read_samples(
     with ExitStack() as stack:
         spool = UnitSpool(files, paths.spool_path(ref.number), stack)
         holdout = Holdout(config.holdout, config.seed)
-        examiner = _Examiner(config, source.input, files.output, spool, holdout)
+        categories = addition.categories if addition else {}
+        examiner = _Examiner(config, source.input, files.output, spool, holdout, categories)
         samples = (
             relabelled(sample, labels, num_classes)
             for sample in source.index(read_unit(files.output, ref), spool)
@@ -153,6 +155,7 @@ class _Examiner:
     output: Storage
     spool: UnitSpool
     holdout: Holdout
+    categories: Mapping[int, int]
 
     def rows(self, batch: Sequence[RawSample | Rejected]) -> Iterator[UnitRow | QuarantineEntry]:
         """A row or a quarantine entry for each sample, in order."""
@@ -183,7 +186,7 @@ class _Examiner:
         if isinstance(sample, Rejected):
             contents = [sample.extent]
         else:
-            is_read = self.config.verify != "none" or self.config.require or self.holdout
+            is_read = self._verify(sample) != "none" or self.config.require or self.holdout
             contents = sample.fields.values() if is_read else ()
         return [
             content
@@ -210,7 +213,7 @@ class _Examiner:
         _check_names(sample)
         contents, verify, options = (
             self._contents(sample, fetched),
-            self.config.verify,
+            self._verify(sample),
             self.config.image,
         )
         if (required := self.config.require) and not contents.get(required, b"").strip():
@@ -234,6 +237,15 @@ class _Examiner:
                 image = examined
                 size = upright_size(resized(image.size, own.resize_shorter), image.orientation)
         image = image or examine(b"", field=sample.image, verify="none", options=options)
+        marks, json = [image.marks], contents.get("json", b"")
+        if any(image.size):
+            try:
+                moved, changes = fitted(json, image, options.resize_shorter, self.categories)
+            except BadTarget as error:
+                return _reject(sample, "json", json, str(error))
+            marks += sorted(changes)
+            if moved is not json:
+                sample = msgspec.structs.replace(sample, fields=sample.fields | {"json": moved})
         stored = stored_field(image.field, options) if image.field else ""
         if stored != sample.image and stored in sample.fields:
             reason = f"its image would be stored as {stored}, which it has already"
@@ -249,7 +261,7 @@ class _Examiner:
             name=sample.name,
             key=sample.key,
             label=int(sample.label),
-            fix=image.marks,
+            fix=MARK_SEPARATOR.join(filter(None, marks)),
             content=Content(
                 image=image.field,
                 fields=[
@@ -261,6 +273,13 @@ class _Examiner:
                 ],
             ),
         )
+
+    def _verify(self, sample: RawSample) -> Verify:
+        """How to check a sample: boxes that may move need the size of their image."""
+        moves = self.config.image.resize_shorter or self.categories
+        if moves and self.config.verify == "none" and "json" in sample.fields:
+            return "header"
+        return self.config.verify
 
     def _stored(self, content: Extent | bytes, data: bytes | None) -> Extent | bytes:
         """The content as the plan keeps it: an extent with its CRC32C, or the bytes if they are

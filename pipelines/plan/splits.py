@@ -9,6 +9,7 @@ import msgspec
 
 from pipelines.config import BuildConfig
 from pipelines.holdout import REST, Holdout
+from pipelines.images.annotations import ANNOTATIONS_SCALED, ANNOTATIONS_TURNED, RLE_LEFT_OUT
 from pipelines.images.check import HOLDS_MORE, TRANSPARENT, TURNED
 from pipelines.plan import layout, paths, summaries, tables
 from pipelines.plan.append import are_numbers, base_of
@@ -41,6 +42,14 @@ _NOTES = {
         "{} {} kept without restart markers, because a rewrite would lose what else the files hold:"
         " further images (MPO) or films"
     ),
+    ANNOTATIONS_TURNED: (
+        "{} {} annotated with width and height before EXIF turns; the annotations were turned, too"
+    ),
+    ANNOTATIONS_SCALED: (
+        "{} {} annotated with another width and height of the same shape; the annotations were"
+        " scaled"
+    ),
+    RLE_LEFT_OUT: "{} {} annotated by RLE, which is not moved; these segmentations were left out",
 }
 """The words of the summary for images with a mark that isn't a fix."""
 

@@ -18,7 +18,7 @@ from pipelines.images.options import ImageOptions, options_to_read
 from pipelines.report import alike
 from pipelines.report.alike import DuplicateGroup, SimilarPair
 from pipelines.report.catalog import MAX_SAMPLES, Catalog, open_catalog, ranks, read_images
-from shardset.format.annotations import Annotation, annotations_in
+from shardset.format.annotations import AnnotatedBox, boxes_in
 from shardset.format.manifest import LoadedSet, Manifest
 from shardset.html import page
 from shardset.html.page import Picture
@@ -143,12 +143,10 @@ def _stats(
     grey = small.pixels.convert("L").resize((alike.SIDE, alike.SIDE))
     flat = bool(np.ptp(np.asarray(small.pixels), axis=(0, 1)).max() < alike.MIN_CONTRAST)
     boxes = []
-    for one in _boxes(json, labels):
-        left, top, width, height = one.bbox
-        is_outside = (
-            min(left, top) < -1 or left + width > small.width + 1 or top + height > small.height + 1
-        )
-        boxes.append((labels[one.category_id], is_outside))
+    for left, top, width, height, label, _ in _boxes(json, labels):
+        right, bottom = left + width, top + height
+        is_outside = min(left, top) < -1 or right > small.width + 1 or bottom > small.height + 1
+        boxes.append((label, is_outside))
     return ImageStats(
         *(small.width, small.height, np.asarray(grey), small.transparent, small.turned, flat, boxes)
     )
@@ -160,16 +158,16 @@ def _picture(
     """The picture of an image, with its boxes."""
     small = thumbnail_of(image, _SIDE_WITH_BOXES if labels else _PICTURE_SIDE, options)
     pixels, scale = small.pixels.convert("RGB"), small.pixels.width / small.width
-    for one in _boxes(json, labels):
-        left, top, width, height = (scale * number for number in one.bbox)
-        corners = left, top, left + max(0, width), top + max(0, height)
+    for box in _boxes(json, labels):
+        left, top, width, height = (scale * number for number in box[:4])
+        corners = left, top, left + width, top + height
         ImageDraw.Draw(pixels).rectangle(corners, outline=_BOX, width=2)
     return page.picture(pixels)
 
 
-def _boxes(json: bytes, labels: Mapping[int, int]) -> list[Annotation]:
-    """The annotations of a sample, in a set that has the category of each label."""
-    return annotations_in(json, labels) if labels else []
+def _boxes(json: bytes, labels: Mapping[int, int]) -> list[AnnotatedBox]:
+    """The boxes of a sample, in a set that has the category of each label."""
+    return boxes_in(json, labels) if labels and json else []
 
 
 def _similar(catalog: Catalog, images: dict[int, ImageStats]) -> list[SimilarPair]:

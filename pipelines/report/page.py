@@ -117,7 +117,7 @@ def render(data: ReportData) -> bytes:
         numbers=numbers,
         box_rows=[
             (f"{info.label} {info.name}", [numbers[info.label]])
-            for info in manifest.classes[: MAX_CLASSES if boxes else 0]
+            for info in manifest.classes[: MAX_CLASSES if manifest.labels_by_category else 0]
         ],
         empty_classes={
             name: [info.name for info in manifest.classes if not split.class_totals[info.label]]

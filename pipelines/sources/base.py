@@ -8,12 +8,14 @@ Records that are made once per sample are msgspec.Structs: a frozen dataclass ta
 long to make.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 
+from shardset.errors import ConfigError
 from shardset.format.manifest import ClassInfo
 from shardset.storage.base import Storage
 
@@ -163,3 +165,47 @@ class Source(Protocol):
 def class_infos(names: Sequence[str]) -> list[ClassInfo]:
     """The classes of these names, labels from 0."""
     return [ClassInfo(label=label, name=name) for label, name in enumerate(names)]
+
+
+def joined_classes(
+    old: Sequence[ClassInfo], new: Sequence[ClassInfo]
+) -> tuple[list[ClassInfo], list[int], dict[int, int]]:
+    """The classes of two inputs together, and for the second one the label of each class and the
+    id of each category there.
+
+    Classes are the same if their wnids are, or else their names where one has no wnid; further ones
+    follow. Several categories of one name are the same in their order, if both inputs have as many.
+    A category keeps the id of the first input; a further one whose id is taken gets a free one.
+    Raises ConfigError if names do not tell.
+    """
+    classes, labels, ids = [*old], list[int](), dict[int, int]()
+    by_wnid = {info.wnid or "": [info.label] for info in old if info.wnid}
+    by_name = defaultdict[str, list[ClassInfo]](list)
+    for info in old:
+        by_name[info.name].append(info)
+    numbers, seen = Counter(info.name for info in new), Counter[str]()
+    used = {info.category_id for info in old} - {None}
+    for info in new:
+        named = [one.label for one in by_name[info.name] if not (one.wnid and info.wnid)]
+        same, category = by_wnid.get(info.wnid or "", named), info.category_id
+        if same and len(same) != (1 if category is None else numbers[info.name]):
+            raise ConfigError(
+                f"classes {same} of the set are all called {info.name!r}; give the input their"
+                " wnids, or the same categories"
+            )
+        label = same[min(seen[info.name], len(same) - 1)] if same else len(classes)
+        seen[info.name] += 1
+        if not same:
+            if category in used:
+                category = 1 + max(one.category_id or 0 for one in (*classes, *new))
+            used.add(category)
+            classes.append(msgspec.structs.replace(info, label=label, category_id=category))
+        labels.append(label)
+        if info.category_id is not None:
+            if (known := classes[label].category_id) is None:
+                raise ConfigError(
+                    f"class {info.name!r} of the set has no category id, and in the input"
+                    f" {info.category_id}; build the set again by --source coco"
+                )
+            ids[info.category_id] = known
+    return classes, labels, ids

@@ -4,54 +4,80 @@ A file is read once, from start to end, and may have many GB. Its annotations co
 they are divided among temporary files, each of which fits the memory.
 """
 
+import json
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Any, TypeVar
 
 import msgspec
 
 from pipelines.holdout import REST
-from pipelines.sources.base import Survey
+from pipelines.sources.base import Survey, joined_classes
 from pipelines.sources.formats.json_arrays import elements
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.spilled_list import SpilledList
 from pipelines.sources.listing import Listed, Listing, check_path
 from pipelines.sources.objects import key_of
-from shardset.errors import ConfigError, SourceError
-from shardset.format.annotations import Annotation
+from shardset.errors import BadTarget, ConfigError, SourceError
+from shardset.format.annotations import Annotation, CategoryId, box_of
 from shardset.format.labels import NO_LABEL, class_name
 from shardset.format.manifest import ClassInfo
 from shardset.prepared import JSON_ERRORS, prepared
 from shardset.storage.base import join
-from shardset.storage.open import open_file, open_storage
+from shardset.storage.open import is_absolute, open_file, open_storage
+
+T = TypeVar("T")
 
 PART_BYTES = 64 << 20
 
 _WAITING = 4_000
 """Annotations in memory that wait until they are written."""
 
+_SHOWN = "id", "image_id", "category_id", "bbox", "name"
+"""What a note shows of an annotation or a category."""
+
+_NUM_SHOWN = 3
+
 
 @prepared
 class _Listed(Annotation, kw_only=True):
-    image_id: int
+    image_id: int | str
 
 
 @prepared
 class _Image(msgspec.Struct):
-    file_name: Annotated[str, msgspec.Meta(min_length=1)]
-    image_id: int = msgspec.field(name="id")
+    image_id: int | str = msgspec.field(name="id")
+    file_name: str | None = None
+    coco_url: str = ""
+    width: Any = None
+    height: Any = None
+
+    def path(self, split: str) -> str:
+        """The path below the input. LVIS has no names: its URLs end with folder and file."""
+        if not self.file_name:
+            return "/".join(self.coco_url.split("/")[-2:])
+        return self.file_name if is_absolute(self.file_name) else join(split, self.file_name)
 
 
 @prepared
 class _Category(msgspec.Struct):
-    id: int
+    id: CategoryId
     name: str
     supercategory: str | None = None
 
+    @property
+    def is_grouped(self) -> bool:
+        """Whether another category groups it; "none" is written for no group."""
+        return self.supercategory not in (self.name, "none", "null")
 
-_KINDS = {"images": _Image, "annotations": _Listed, "categories": _Category}
+
+_KINDS: dict[str, type[_Image | _Listed | _Category]] = {
+    "images": _Image,
+    "annotations": _Listed,
+    "categories": _Category,
+}
 
 
 @dataclass(frozen=True)
@@ -59,9 +85,10 @@ class Coco(Listing):
     """The images of COCO files, each with its annotations as `json`.
 
     `annotations` names the file of each split; a name in it is relative to the folder of the split
-    in `input`. The file of "" is of images right below `input`. `masks` is
-    a folder with a PNG for each image, at its place below `input`. Classes are the categories by
-    their ids, and samples have no label.
+    in `input`, or absolute. The file of "" is of images right below `input`. `masks` is a folder
+    with a PNG for each image, at its place below `input`. Classes are the categories by their ids,
+    and samples have no label. A category is the same in all files if its name is; annotations get
+    the id that it has in the first one.
     """
 
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -69,69 +96,166 @@ class Coco(Listing):
     entries_per_unit: int = 250
 
     def listed(self) -> Listed:
-        """The images; raises SourceError for an annotation without its image or category."""
+        """The images; what is odd about annotations is counted in notes.
+
+        Raises SourceError if an image can't be read, or no annotation of a file can be used.
+        """
         if not self.annotations:
             raise ConfigError("--source coco needs --annotations FILE, or SPLIT=FILE,SPLIT=FILE")
-        rows, categories, used = SpilledList(100), dict[int, _Category](), dict[int, str]()
+        rows, classes, notes = SpilledList(100), list[ClassInfo](), list[str]()
+        groups, used = set[str | None](), set[int | None]()
         masks = self.masks and open_storage(self.masks).url
-        for split, file in self.annotations.items():
-            for name, extra in _annotated(file, categories, used):
-                path = check_path(join(split, name), f"{file}: file_name")
-                key = key_of(path)
+        for split, path in self.annotations.items():
+            file = _File(path, split, classes)
+            for name, extra in file.images():
+                key = key_of(name)
                 files = {"mask.png": f"{masks}/{key}.png"} if masks else {}
-                rows.add([path, NO_LABEL, split or REST, key, extra, files])
-        groups = {
-            one.supercategory for one in categories.values() if one.supercategory != one.name
-        } - {"none", "null"}  # written for no group
-        classes = [
-            ClassInfo(
-                label=label,
-                name=class_name(one.name),
-                category_id=category,
-                is_group=one.name in groups and category not in used,
+                rows.add([name, NO_LABEL, split or REST, key, extra, files])
+            classes = file.classes
+            notes += file.notes()
+            groups |= file.groups
+            used |= file.used
+        classes.sort(key=lambda one: one.category_id or 0)
+        numbered = [
+            msgspec.structs.replace(
+                one, label=label, is_group=one.name in groups and one.category_id not in used
             )
+            for label, one in enumerate(classes)
+        ]
+        return rows, Survey(units=(), classes=numbered, splits=(), notes=notes)
+
+
+class _File:
+    """A COCO file; `classes` are those of the files before it, and later its own, too."""
+
+    def __init__(self, path: str, split: str, classes: list[ClassInfo]) -> None:
+        self.path, self.split, self.classes = path, split, classes
+        self.groups, self.used = set[str | None](), set[int | None]()
+        """The names that other categories have as theirs, and the ids that annotations have."""
+        self._ids = dict[int, int]()
+        """The id of each category of the file in the set."""
+        self._counts, self._shown = Counter[str](), defaultdict[str, list[str]](list)
+        self._num_annotations = self._num_kept = 0
+
+    def images(self) -> Iterator[tuple[str, str]]:
+        """The path of each image, and its `json`."""
+        parts, categories = self._divided()
+        own = [
+            ClassInfo(label=label, name=class_name(one.name), category_id=category)
             for label, (category, one) in enumerate(sorted(categories.items()))
         ]
-        return rows, Survey(units=(), classes=classes, splits=())
+        self.groups = {one.supercategory for one in categories.values() if one.is_grouped}
+        self.classes, _, self._ids = joined_classes(self.classes, own)
+        seen = set[int]()
+        for part in parts:
+            entries = defaultdict[str, list[list[str]]](list)
+            for image, *entry in part:
+                entries[image].append(entry)
+            for image, found in entries.items():
+                heads = [(path, text) for path, text in found if path]
+                texts = [text for path, text in found if not path]
+                if not heads:
+                    for text in texts:
+                        self._tell("annotations left out, of images that are not listed", text)
+                    continue
+                if len(heads) > 1:
+                    raise SourceError(
+                        f"{self.path}: {len(heads)} images have the id {image}, expected one"
+                    )
+                [(path, head)] = heads
+                if hash(path) in seen:
+                    self._tell(
+                        "files under several ids, each of which is a sample", json.dumps(path)
+                    )
+                seen.add(hash(path))
+                kept = ",".join(filter(None, map(self._kept, texts)))
+                yield path, f'{head[:-1]},"annotations":[{kept}]}}'
+        if self._num_annotations and not self._num_kept:
+            raise SourceError(f"{self.path}: no annotation can be used; {'; '.join(self.notes())}")
 
+    def notes(self) -> list[str]:
+        """A sentence for each kind of odd entries; the same wherever the file is."""
+        name = self.path.rpartition("/")[2]
+        return [
+            f"{name}: {what}: {number:,}, such as {'; '.join(self._shown[what])}"
+            for what, number in self._counts.items()
+        ]
 
-def _annotated(
-    path: str, categories: dict[int, _Category], used: dict[int, str]
-) -> Iterator[tuple[str, str]]:
-    """The name of each image of a file, and its `json`; adds the categories, and an annotation of
-    each that is used.
-    """
-    storage, name = open_file(path)
-    stat = storage.stat(name)
-    num_parts = 1 + stat.num_bytes // PART_BYTES
-    parts = [SpilledList(1 + _WAITING // num_parts) for _ in range(num_parts)]
-    for section, text in elements(RangeFile(storage, stat, twice=True), path):
-        if section not in _KINDS:
-            continue
+    def _tell(self, what: str, text: str) -> None:
+        self._counts[what] += 1
+        if self._counts[what] <= _NUM_SHOWN:
+            found = json.loads(text)
+            if isinstance(found, dict):
+                found = {name: found[name] for name in _SHOWN if name in found}
+            self._shown[what].append(f"{json.dumps(found):.120}")
+
+    def _divided(self) -> tuple[list[SpilledList], dict[int, _Category]]:
+        """Parts of the file, each with all entries of some images, and the categories."""
+        storage, name = open_file(self.path)
+        stat = storage.stat(name)
+        num_parts = 1 + stat.num_bytes // PART_BYTES
+        parts = [SpilledList(1 + _WAITING // num_parts) for _ in range(num_parts)]
+        categories = dict[int, _Category]()
+        for section, text in elements(RangeFile(storage, stat, twice=True), self.path):
+            if section not in _KINDS or text == "null":
+                continue
+            self._num_annotations += section == "annotations"
+            try:
+                found, text = _decoded(text, _KINDS[section])
+            except JSON_ERRORS as error:
+                if section == "images":
+                    raise SourceError(
+                        f"{self.path}: an image without id or file_name: {text:.80} ({error})"
+                    ) from error
+                self._tell(f"{section} left out, not as COCO has them", text)
+                continue
+            if isinstance(found, _Category):
+                if categories.setdefault(found.id, found).name != found.name:
+                    raise SourceError(
+                        f"{self.path}: category {found.id} has two names; correct one"
+                    )
+                continue
+            path = ""
+            if isinstance(found, _Image):
+                path = check_path(found.path(self.split), f"{self.path}: file_name")
+                text = _head(found)
+            part = parts[zlib.crc32(f"{found.image_id}".encode()) % num_parts]
+            part.add([f"{found.image_id}", path, text])
+        return parts, categories
+
+    def _kept(self, text: str) -> str:
+        """An annotation as it is stored; "" if it is left out."""
+        found, _ = _decoded(text, _Listed)
+        category = found.category_id
         try:
-            found = msgspec.json.decode(text, type=_KINDS[section])
-        except JSON_ERRORS as error:
-            raise SourceError(f"{path}: {section}: {text:.80}: {error}") from error
-        if isinstance(found, _Category):
-            if categories.setdefault(found.id, found).name != found.name:
-                raise SourceError(f"{path}: category {found.id} has two names; correct one")
-            continue
-        if isinstance(found, _Listed):
-            used.setdefault(found.category_id, text)
-        part = parts[zlib.crc32(b"%d" % found.image_id) % num_parts]
-        part.add([found.image_id, getattr(found, "file_name", ""), text])
-    for category in used.keys() - categories.keys():
-        raise SourceError(
-            f"{path}: no category {category}, which an annotation has: {used[category]:.80}"
-        )
-    for part in parts:
-        images = defaultdict[int, list[list[str]]](list)
-        for image, *entry in part:
-            images[image].append(entry)
-        for image, entries in images.items():
-            names = [name for name, _ in entries if name]
-            if len(names) != 1:
-                raise SourceError(f"{path}: {len(names)} images have the id {image}, expected one")
-            quoted = msgspec.json.encode(names[0]).decode()
-            texts = ",".join(text for name, text in entries if not name)
-            yield names[0], f'{{"image_id":{image},"file_name":{quoted},"annotations":[{texts}]}}'
+            box = box_of(found, self._ids)
+        except BadTarget as error:
+            self._tell(f"annotations left out, {error}", text)
+            return ""
+        if box is None:
+            what = "whose bbox has no area" if found.bbox else "without a bbox"
+            self._tell(f"annotations {what}, which Boxes passes over", text)
+        self._num_kept += 1
+        if category is None:
+            return text
+        self.used.add(stored := self._ids.get(category, category))
+        if stored == category:
+            return text
+        return json.dumps(json.loads(text) | {"category_id": stored})
+
+
+def _decoded(text: str, kind: type[T]) -> tuple[T, str]:
+    """An entry, and its text with null for NaN, as JSON has it; raises one of JSON_ERRORS."""
+    try:
+        return msgspec.json.decode(text, type=kind, strict=False), text
+    except JSON_ERRORS:
+        text = json.dumps(json.loads(text, parse_constant=lambda _: None))
+        return msgspec.json.decode(text, type=kind, strict=False), text
+
+
+def _head(image: _Image) -> str:
+    """What `json` says of an image."""
+    found = {"image_id": image.image_id, "file_name": image.file_name or image.path("")}
+    if image.width is not None and image.height is not None:
+        found |= {"width": image.width, "height": image.height}
+    return json.dumps(found, ensure_ascii=False, separators=(",", ":"))

@@ -366,6 +366,8 @@ def as_detections(
 ) -> tuple[list[torch.Tensor], list[dict[str, torch.Tensor]]]:
     """The images and boxes of a batch as the detection models of torchvision take them.
 
+    Rows of weight 0 are left out: padding, repeats and bad samples.
+
     Args:
         batch: A batch with `targets={name: Boxes(...)}`.
         name: The name of the boxes.
@@ -376,9 +378,10 @@ def as_detections(
         labels for these.
     """
     tensors = as_tensors(batch)
-    boxes, labels = tensors[name], tensors[f"{name}_class"]
+    rows = tensors["weight"] > 0
+    boxes, labels = tensors[name][rows], tensors[f"{name}_class"][rows]
     targets = [
         {"boxes": boxes[row][kept], "labels": labels[row][kept]}
         for row, kept in enumerate(labels >= 0)
     ]
-    return list(tensors["image"].permute(0, 3, 1, 2) / 255), targets
+    return list(tensors["image"][rows].permute(0, 3, 1, 2) / 255), targets

@@ -15,8 +15,16 @@ import numpy as np
 
 from shardset.decode.crops import Placement
 from shardset.errors import BadTarget, ConfigError, UndecodableImage, require_int
-from shardset.format.annotations import annotations_in
+from shardset.format.annotations import boxes_in
 from shardset.format.images import masks
+
+_LEAST_SIDE = 1e-3
+"""Pixels of a row. A box that only touches the row would get about 1e-13 by rounding, and the
+float32 that are handed over lie up to 5e-4 apart in rows of 8,192 pixels.
+"""
+
+_LEAST_SHARE = 1 - 1e-6
+"""The part of `min_visible` that is enough: areas are rounded, too."""
 
 
 class Target(ABC):
@@ -31,6 +39,10 @@ class Target(ABC):
 
         A row of a bad sample is like this.
         """
+
+    def may_lack(self, labels: Mapping[int, int]) -> bool:
+        """Whether a sample without the field has an empty row, and is no bad sample."""
+        return False
 
     def bad(self, what: object) -> BadTarget:
         """The error for content that is no such target."""
@@ -51,14 +63,16 @@ class Boxes(Target):
 
     A batch gets NAME, float32 [n, max_boxes, 4]: left, top, right, bottom in pixels of the row,
     clipped to it. NAME_class is int64 [n, max_boxes], -1 where there is no box: the label of the
-    category, or its id in a set that names no categories. Boxes without area in the row are left
-    out with their class.
+    category, or its id in a set that names no categories. Boxes that are less than 1/1000 of a
+    pixel wide or high in the row are left out with their class. In a set of COCO's categories, a
+    sample without annotations has no boxes.
 
     Args:
         field: The field, such as "json".
         max_boxes: Room for boxes in a row. A row with more stops the stream by a ConfigError that
             names the sample.
-        min_visible: The share of its area, before it is clipped, that a box needs in the row.
+        min_visible: The share of its area, before it is clipped, that a box needs in the row; a
+            millionth of it less is enough.
         crowd: Takes crowds, too (`iscrowd`).
 
     Raises:
@@ -82,27 +96,29 @@ class Boxes(Target):
         boxes = np.zeros((num_rows, self.max_boxes, 4), np.float32)
         return {"": boxes, "_class": np.full((num_rows, self.max_boxes), -1, np.int64)}
 
+    def may_lack(self, labels: Mapping[int, int]) -> bool:
+        return bool(labels)
+
     def read(self, content: bytes, placed: Placement, labels: Mapping[int, int]) -> dict[str, Any]:
         try:
-            found = annotations_in(content, labels)
+            found = boxes_in(content, labels)
         except BadTarget as error:
             raise self.bad(error) from error
         # Not by NumPy: a dozen small arrays for each image take longer.
         x, right, y, down = placed.scales
-        size = placed.row_size
+        size, share = placed.row_size, _LEAST_SHARE * self.min_visible
         boxes, classes = [], []
-        for one in found:
-            left, top, width, height = one.bbox
-            if (one.iscrowd and not self.crowd) or width <= 0 or height <= 0:
+        for left, top, width, height, label, is_crowd in found:
+            if is_crowd and not self.crowd:
                 continue
             start, end = sorted((x * left + right, x * (left + width) + right))
             upper, lower = y * top + down, y * (top + height) + down
             box = max(start, 0), max(upper, 0), min(end, size), min(lower, size)
             wide, high = box[2] - box[0], box[3] - box[1]
-            enough = self.min_visible * (end - start) * (lower - upper)
-            if wide > 0 and high > 0 and wide * high >= enough:
+            enough = share * (end - start) * (lower - upper)
+            if min(wide, high) >= _LEAST_SIDE and wide * high >= enough:
                 boxes.append(box)
-                classes.append(labels.get(one.category_id, one.category_id))
+                classes.append(label)
         if len(boxes) > self.max_boxes:
             raise ConfigError(f"{len(boxes)} boxes do not fit max_boxes={self.max_boxes}; raise it")
         return {

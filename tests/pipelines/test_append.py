@@ -287,33 +287,66 @@ def test_a_known_name_is_skipped_by_choice_and_told(old, made, tmp_path):
     ]
 
 
-@pytest.mark.parametrize(("name", "number"), [("cat", 2), ("cat", 7), ("ox", 1)])
-def test_a_category_that_is_numbered_in_another_way_is_refused(name, number):
-    cat = ClassInfo(label=0, name="cat", category_id=1)
-    old, new = (
-        [cat, ClassInfo(label=1, name="dog", category_id=2)],
-        ClassInfo(label=0, name=name, category_id=number),
-    )
-    with pytest.raises(ConfigError, match="have other category ids, such as"):
-        extended_classes(old, [new])
+def categories(**ids):
+    return [
+        ClassInfo(label=label, name=name.strip("_"), category_id=number)
+        for label, (name, number) in enumerate(ids.items())
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "labels", "ids", "further"),
+    [
+        ({"cat": 1, "dog": 2}, {"dog": 1, "cat": 2}, [1, 0], {1: 2, 2: 1}, {}),
+        ({"cat": 1, "dog": 2}, {"cat": 7}, [], {7: 1}, {}),
+        ({"cat": 1, "dog": 2}, {"ox": 1, "dog": 2}, [2, 1], {1: 3}, {"ox": 3}),
+        ({"cat": 1}, {"ox": 9}, [1], {}, {"ox": 9}),
+        ({"plate": 0, "plate_": 1}, {"plate": 0, "plate_": 1}, [], {}, {}),
+        (
+            {"gnu": 4, "gnu_": 9, "cat": 5},
+            {"cat": 1, "gnu": 2, "gnu_": 3},
+            *([2, 0, 1], {1: 5, 2: 4, 3: 9}, {}),
+        ),
+    ],
+)
+def test_the_name_of_a_category_is_its_identity(old, new, labels, ids, further):
+    classes, *found = extended_classes(categories(**old), categories(**new))
+    assert found == [labels, ids]
+    assert classes == categories(**old, **further)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [({"plate": 0, "plate_": 1}, {"plate": 5}), ({"plate": 1}, {"plate": 0, "plate_": 1})],
+)
+def test_categories_that_names_do_not_tell_apart_are_refused(old, new):
+    with pytest.raises(ConfigError, match="all called 'plate'; give the input their wnids, or the"):
+        extended_classes(categories(**old), categories(**new))
+
+
+def test_categories_are_not_appended_to_classes_without_their_ids():
+    with pytest.raises(ConfigError, match="class 'cat' of the set has no category id, and in the"):
+        extended_classes(class_infos(["cat"]), categories(cat=3))
 
 
 def test_classes_are_the_same_by_wnid_or_else_by_name():
     old = [ClassInfo(label=0, name="crane", wnid="n1"), ClassInfo(label=1, name="crane", wnid="n2")]
-    classes, labels = extended_classes(
+    classes, labels, _ = extended_classes(
         old, [ClassInfo(label=0, name="heron", wnid="n2"), *class_infos(["", "owl"])[1:]]
     )
     assert (labels, [info.name for info in classes]) == ([1, 2], ["crane", "crane", "owl"])
     with pytest.raises(ConfigError, match=r"classes \[0, 1\] of the set are all called 'crane'"):
         extended_classes(old, class_infos(["crane"]))
-    assert extended_classes(class_infos(["0", "1"]), None) == (None, [])
+    assert extended_classes(class_infos(["0", "1"]), None) == (None, [], {})
     assert (
-        extended_classes(old, None) == extended_classes(old, class_infos(["0", "1"])) == (old, [])
+        extended_classes(old, None)
+        == extended_classes(old, class_infos(["0", "1"]))
+        == (old, [], {})
     )
     assert extended_classes(class_infos(["0"]), class_infos(["0", "1"]))[0] == class_infos(
         ["0", "1"]
     )
-    assert extended_classes(old[:1], old) == (old, [])
+    assert extended_classes(old[:1], old) == (old, [], {})
 
 
 def test_there_must_be_a_set_to_append_to(more, tmp_path):

@@ -153,6 +153,8 @@ class SlotWriter:
         placed = decode_into(row, image, spec, drawn)
         for name, at, target in self._targets:
             if (content := contents[at]) is None:
+                if target.may_lack(self._labels):
+                    continue
                 raise BadTarget(f"it has no field {target.field!r}")
             for end, value in target.read(content, placed, self._labels).items():
                 rows = step.batch[name + end]

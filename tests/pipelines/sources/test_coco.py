@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import tracemalloc
+from dataclasses import replace as replace_fields
 
 import numpy as np
 import pytest
@@ -14,12 +15,13 @@ from PIL import Image
 
 import shardset
 from pipelines.check.verify import verify
+from pipelines.images.options import ImageOptions
 from pipelines.report import page
 from pipelines.sources import coco, open_source
 from pipelines.sources.formats import json_arrays
 from shardset.errors import ConfigError, SourceError
 from shardset.storage.open import open_storage
-from tests.makers.built import built, config_of, verified
+from tests.makers.built import built, config_of, inspected, verified
 from tests.makers.folders import write_images
 from tests.makers.shardset import publish
 from tests.makers.stored import samples_of
@@ -77,9 +79,7 @@ def test_annotations_are_stored_as_they_came_with_masks_and_categories(tmp_path,
     renumbered = [replace(one, category_id=one.label) for one in manifest.classes]
     publish(open_storage(str(tmp_path / "out")), replace(manifest, classes=renumbered))
     problems = verify(str(tmp_path / "out"), deep=True).problems
-    assert any(
-        "its json: category 7 in an annotation, which no class has" in str(one) for one in problems
-    )
+    assert any("its json: category 7, which no class has" in str(one) for one in problems)
 
 
 def test_the_page_shows_the_boxes_on_the_pictures(tmp_path):
@@ -101,14 +101,17 @@ def test_the_page_shows_the_boxes_on_the_pictures(tmp_path):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"images": IMAGES[1:]}, "0 images have the id 5, expected one"),
         ({"images": IMAGES * 2}, "2 images have the id 5, expected one"),
         ({"images": [], "annotations": []}, "no rows, expected one for each image"),
-        ({"images": ['{"id": 9}']}, "images: .*field `file_name`"),
-        ({"categories": CLASSES[:1]}, "no category 3, which an annotation has: "),
+        ({"images": ['{"id": 9}']}, "file_name: path '', expected a file's"),
+        ({"images": ['{"file_name": "9.png"}']}, "an image without id or file_name: "),
+        ({"images": IMAGES[1:2]}, "no annotation can be used; .*of images that are not listed: 3"),
+        ({"categories": CLASSES[2:]}, "no annotation can be used; .*category 3, which no class"),
         ({"categories": [*CLASSES, CLASSES[0].replace("cat", "cow")]}, "7 has two names"),
-        ({"annotations": ['{"image_id": 5, "category_id": 3}']}, "annotations: .*field `bbox`"),
-        ({"annotations": [BOX.replace("3.50", "NaN") % (5, 3)]}, "annotations: .*malformed"),
+        (
+            {"annotations": [BOX.replace("3.50", "NaN") % (5, 3)]},
+            r"left out, not as COCO has them: 1, such as .*\[1, 2, NaN",
+        ),
     ],
 )
 def test_a_file_that_would_lose_something_is_refused(tmp_path, sections, message):
@@ -116,6 +119,236 @@ def test_a_file_that_would_lose_something_is_refused(tmp_path, sections, message
         open_source(config(tmp_path, sections)).survey()
     with pytest.raises(ConfigError, match="needs --annotations FILE"):
         open_source(config(tmp_path, annotations={})).survey()
+
+
+def annotation(number, image, category=3, bbox=(1, 2, 3, 4), **more):
+    one = {"id": number, "image_id": image, "category_id": category, "bbox": bbox, **more}
+    return json.dumps({name: value for name, value in one.items() if value != "no"})
+
+
+def annotations_of(place, split="train"):
+    """The stored annotations by key."""
+    return {
+        sample.key: json.loads(sample.fields["json"])["annotations"]
+        for sample in shardset.open(str(place / "out"), split)
+    }
+
+
+def test_odd_annotations_are_counted_and_the_first_three_named(tmp_path):
+    write_images(tmp_path / "raw", ["0.png", "1.png", "c.png", "val/d.png"])
+    images = [
+        '{"id": 0.0, "file_name": "0.png", "license": NaN}',
+        '{"id": "00x", "file_name": "1.png"}',
+        '{"id": 2, "file_name": "c.png"}',
+        '{"id": 3, "file_name": "c.png"}',
+        '{"id": 4, "coco_url": "http://images.cocodataset.org/val/d.png"}',
+    ]
+    kept = [
+        *(annotation(n, "00x", iscrowd=crowd) for n, crowd in enumerate((False, None, 0.0))),
+        annotation(3, 0, 3.0),
+        annotation(4, 0, "3", area=float("nan")),
+        annotation(5, 2, bbox=(1, 2, -3, 4)),
+        annotation(6, 2, bbox=()),
+        annotation(7, 2, bbox="no", category="no", caption="a cat"),
+    ]
+    left_out = [
+        *(annotation(n, 2, bbox=(1, 2, 3)) for n in range(8, 12)),
+        annotation(12, 2, 2**63),
+        annotation(13, 2, 99),
+        annotation(14, 77),
+    ]
+    categories = [*CLASSES, f'{{"id": {2**70}, "name": "big"}}']
+    sections = {"images": images, "annotations": kept + left_out, "categories": categories}
+    built(config(tmp_path, sections, num_shards={"train": 1}))
+    manifest = verified(tmp_path / "out")
+    notes = "\n".join(manifest.provenance.notes)
+    for text in (
+        "boxes.json: annotations left out, a bbox of 3 numbers, expected left, top, width, height:"
+        ' 4, such as {"id": 8, "image_id": 2, "category_id": 3, "bbox": [1, 2, 3]}; {"id": 9,',
+        "annotations left out, not as COCO has them: 1, such as",
+        "annotations left out, category 99, which no class has: 1, such as",
+        "annotations left out, of images that are not listed: 1, such as",
+        "categories left out, not as COCO has them: 1, such as",
+        "annotations whose bbox has no area, which Boxes passes over: 1, such as",
+        "annotations without a bbox, which Boxes passes over: 2, such as",
+        'files under several ids, each of which is a sample: 1, such as "c.png"',
+    ):
+        assert text in notes
+    assert '{"id": 11,' not in notes
+    found = annotations_of(tmp_path)
+    assert sorted(one["id"] for some in found.values() for one in some) == [*range(8)]
+    assert [one["id"] for one in found["1"]] == [0, 1, 2]
+    assert found["0"][1]["area"] is None
+    assert {"0", "1", "val/d"} < found.keys()
+    assert len(found) == 5
+    [batch] = shardset.Stream(
+        str(tmp_path / "out"),
+        "train",
+        batch_size=5,
+        seed=None,
+        image=shardset.ImageSpec(size=8, crop=shardset.Resize()),
+        targets={"boxes": shardset.Boxes("json")},
+    ).epoch(0)
+    assert (batch["boxes_class"] == 0).sum() == 5
+    [dog, *others] = inspected(tmp_path / "out")["classes"]
+    assert (dog["counts"], [one["counts"] for one in others]) == (
+        {"train": 5},
+        [{"train": 0}] * 2,
+    )
+    assert inspected(tmp_path / "out")["boxes_in"] == {"train": 5}
+
+
+def test_files_that_number_categories_otherwise_give_the_same_classes(tmp_path):
+    write_images(tmp_path / "raw", ["a/0.png", "b/0.png", "c/0.png"])
+    images = ['{"id": 0, "file_name": "0.png"}']
+    first = {"images": images, "annotations": [annotation(0, 0, 3), annotation(1, 0, 7)]}
+    other = ['{"id": 3, "name": "cat"}', '{"id": 0, "name": "dog"}', '{"id": 7, "name": "owl"}']
+    files = {}
+    for split, sections in (
+        ("a", first),
+        (
+            "b",
+            first | {"annotations": [annotation(n, 0, n) for n in (0, 3, 7)], "categories": other},
+        ),
+    ):
+        both = config(tmp_path, sections, split)
+        files[split] = str((tmp_path / "boxes.json").rename(tmp_path / f"{split}.json"))
+    built(replace_fields(both, annotations=files))
+    manifest = verified(tmp_path / "out")
+    classes = [("dog", 3), ("ox", 4), ("cat", 7), ("owl", 8)]
+    assert [(one.name, one.category_id) for one in manifest.classes] == classes
+    [stored] = annotations_of(tmp_path, "b").values()
+    assert [one["category_id"] for one in stored] == [3, 7, 8]
+    renumbered = {"annotations": [annotation(0, 0, 1)], "images": images}
+    renumbered["categories"] = ['{"id": 1, "name": "owl"}', '{"id": 3, "name": "cow"}']
+    appending = config(tmp_path, renumbered, "c", append="none")
+    built(appending)
+    manifest = verified(tmp_path / "out")
+    assert [(one.name, one.category_id) for one in manifest.classes] == [*classes, ("cow", 9)]
+    assert annotations_of(tmp_path, "c")["c/0"][0]["category_id"] == 8
+
+
+def test_samples_without_annotations_have_no_boxes_in_a_set_of_coco(tmp_path):
+    write_images(tmp_path, ["raw/5.png", "more/dog/x.png"])
+    built(config(tmp_path, {"annotations": BOXES[:1], "images": IMAGES[:1]}))
+    built(config_of(tmp_path / "more", tmp_path / "out", num_shards={"": 1}, append="none"))
+    verified(tmp_path / "out")
+    [batch] = shardset.Stream(
+        str(tmp_path / "out"),
+        "train",
+        batch_size=2,
+        seed=None,
+        image=shardset.ImageSpec(size=8, crop=shardset.Resize()),
+        targets={"boxes": shardset.Boxes("json", max_boxes=1)},
+    ).epoch(0)
+    assert (batch["weight"].tolist(), batch["boxes_class"].tolist()) == ([1, 1], [[2], [-1]])
+    assert inspected(tmp_path / "out")["classes"][2]["counts"] == {"train": 1}
+    text = page.render(page.write(str(tmp_path / "out")).data).decode()
+    assert "has no sample of" not in text
+    assert "Boxes of each class in the decoded images" in text
+
+
+@pytest.mark.parametrize(
+    ("json_", "is_bad"),
+    [
+        (b'{"annotations":[{"bbox":[1,1,2,2],"category_id":9223372036854775808}]}', True),
+        (b'{"annotations":[{"bbox":[1,1,2],"category_id":1}]}', True),
+        (b'{"annotations":[{"bbox":[1,1,2,2],"category_id":1}]}', False),
+        (b'{"annotations":{"bbox":[[1,1,2]]}}', None),
+    ],
+)
+def test_verify_names_the_boxes_that_the_stream_masks(tmp_path, json_, is_bad):
+    """None: JSON of another form, which only a target refuses."""
+    with shardset.Writer(str(tmp_path / "out")) as writer:
+        writer.write(image=np.zeros((8, 8, 3), np.uint8), json=json_)
+    stream = shardset.Stream(
+        str(tmp_path / "out"),
+        "train",
+        batch_size=1,
+        image=shardset.ImageSpec(size=8, crop=shardset.Resize()),
+        targets={"boxes": shardset.Boxes("json")},
+        bad_samples="mask",
+    )
+    assert next(iter(stream))["weight"] == [float(is_bad is False)]
+    problems = verify(str(tmp_path / "out"), deep=True).problems
+    assert ["its json: " in str(one) for one in problems] == [True] * bool(is_bad)
+
+
+def test_absolute_names_need_no_folder_of_their_split(tmp_path):
+    write_images(tmp_path, ["raw/val/0.png", "else/1.png"])
+    open_storage("memory://coco-names").write("2.png", (tmp_path / "else/1.png").read_bytes())
+    names = "0.png", str(tmp_path / "else/1.png"), "memory://coco-names/2.png"
+    images = [json.dumps({"id": n, "file_name": name}) for n, name in enumerate(names)]
+    built(config(tmp_path, {"images": images, "annotations": [annotation(0, 1)]}, "val"))
+    assert verified(tmp_path / "out").splits["val"].num_samples == 3
+
+
+def scene(place, orientation=1, size=(300, 200)):
+    """A bright rectangle of (100, 50) to (220, 150) in the stored pixels of 300 x 200."""
+    image = Image.new("RGB", (300, 200))
+    image.paste((255, 255, 255), (100, 50, 220, 150))
+    exif = image.getexif()
+    exif[0x0112] = orientation
+    place.parent.mkdir(parents=True, exist_ok=True)
+    image.resize(size).save(place, quality=95, exif=exif)
+
+
+@pytest.mark.parametrize("source", ["coco", "listing", "shardset"])
+def test_boxes_fit_their_images_whatever_their_sizes(tmp_path, source):
+    box, turned = [100, 50, 120, 100], [50, 100, 100, 120]
+    cases = {
+        "upright": ((1,), (300, 200), box),
+        "turned": ((6,), (300, 200), box),
+        "drawn-turned": ((6,), (200, 300), [200 - 150, *turned[1:]]),
+        "halved": ((1, (150, 100)), (300, 200), box),
+        "doubled": ((6, (600, 400)), (300, 200), box),
+        "other-shape": ((1, (150, 150)), (300, 200), box),
+    }
+    images, rows = [], []
+    for number, (name, (stored, (width, height), bbox)) in enumerate(cases.items()):
+        scene(tmp_path / f"raw/{name}.jpg", *stored)
+        image = {"id": number, "file_name": f"{name}.jpg", "width": width, "height": height}
+        images.append(json.dumps(image))
+        one = {"bbox": bbox, "category_id": 3}
+        rows.append({"path": f"{name}.jpg", "annotations": [one], **image})
+    boxes = [annotation(n, n, bbox=bbox) for n, (*_, bbox) in enumerate(cases.values())]
+    sections = {"images": images, "annotations": boxes}
+    smaller = {"image": ImageOptions(resize_shorter=60), "num_shards": {"": 1}}
+    if source == "listing":
+        (tmp_path / "raw/l.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        listing = tmp_path / "raw/l.jsonl"
+        built(config_of(listing, tmp_path / "out", source=source, label_column="", **smaller))
+    elif source == "coco":
+        built(config(tmp_path, sections, **smaller))
+    else:
+        (tmp_path / "whole").mkdir()
+        built(
+            config_of(
+                tmp_path / "raw",
+                tmp_path / "whole/out",
+                source="coco",
+                annotations=config(tmp_path, sections).annotations,
+            )
+        )
+        options = {"source": source, "verify": "none", **smaller}
+        built(config_of(tmp_path / "whole/out", tmp_path / "out", **options))
+    manifest = verified(tmp_path / "out")
+    samples = {one.key: one for one in shardset.open(str(tmp_path / "out"), "train")}
+    assert samples.keys() == cases.keys() - {"other-shape"}
+    for name, sample in samples.items():
+        [one] = json.loads(sample.fields["json"])["annotations"]
+        bright = sample.image[..., 0] > 127
+        rows_, columns = np.nonzero(bright)
+        found = [columns.min(), rows_.min(), np.ptp(columns) + 1, np.ptp(rows_) + 1]
+        np.testing.assert_allclose(one["bbox"], found, atol=1.1, err_msg=name)
+        stored = json.loads(sample.fields["json"])
+        assert (stored["height"], stored["width"]) == sample.image.shape[:2]
+    if source != "shardset":
+        reason = "its width and height in json are of another image: (300, 200) for (150, 150)"
+        assert reason in (tmp_path / "out/quarantine.jsonl").read_text()
+        notes = "\n".join(manifest.provenance.notes)
+        assert "2 images are annotated with width and height before EXIF turns" in notes
+        assert "2 images are annotated with another width and height of the same shape" in notes
 
 
 @pytest.mark.nightly

@@ -1,11 +1,12 @@
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from shardset.adapters.torch import BatchDataset, SampleDataset, TensorStream
+from shardset.adapters.torch import BatchDataset, SampleDataset, TensorStream, as_detections
 from shardset.errors import ConfigError
 from shardset.stream.stream import Stream
 from tests.makers.reading import all_same
@@ -50,6 +51,19 @@ def test_each_worker_of_a_loader_gives_the_samples_of_its_steps_in_order(make, w
 def test_samples_of_a_decoding_stream_are_refused(make):
     with pytest.raises(ConfigError, match="image=None"):
         SampleDataset(make())
+
+
+def test_detections_leave_out_rows_of_weight_0():
+    batch = {
+        "image": np.arange(3, dtype=np.uint8).reshape(3, 1, 1, 1).repeat(3, axis=3),
+        "weight": np.array([1, 0, 0.5], np.float32),
+        "boxes": np.arange(24, dtype=np.float32).reshape(3, 2, 4),
+        "boxes_class": np.array([[5, -1], [6, 7], [-1, -1]]),
+    }
+    images, targets = as_detections(batch)
+    assert [round(255 * image[0, 0, 0].item()) for image in images] == [0, 2]
+    assert [target["labels"].tolist() for target in targets] == [[5], []]
+    assert [target["boxes"].tolist() for target in targets] == [[[0, 1, 2, 3]], []]
 
 
 # --- without a DataLoader -------------------------------------------------------------------------

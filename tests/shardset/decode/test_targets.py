@@ -5,6 +5,8 @@ import io
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from shardset.decode.crops import (
@@ -32,7 +34,7 @@ def png(values, mode=None):
 
 def annotated(*boxes, **extra):
     objects = [
-        {"bbox": list(box), "category_id": number, **extra} for number, box in enumerate(boxes)
+        {"bbox": list(box), "category_id": number} | extra for number, box in enumerate(boxes)
     ]
     return msgspec.json.encode({"annotations": objects})
 
@@ -113,14 +115,83 @@ def test_a_box_goes_when_too_little_of_it_is_seen():
     assert of_boxes(Boxes("json", min_visible=0.51).read(content, placed, {}))[1] == [3]
 
 
+@given(
+    st.sampled_from([RandomResizedCrop((0.01, 1)), Resize()]),
+    st.tuples(*[st.integers(1, 3000)] * 2),
+    st.sampled_from([32, 224, 1000, 4096]),
+    st.integers(0, 99),
+    st.lists(st.tuples(*[st.integers(0, 3000)] * 4), max_size=20),
+)
+def test_boxes_have_an_area_in_float32(crop, image_size, size, number, boxes):
+    spec = ImageSpec(size=size, crop=crop, flip="pixels")
+    drawn = draws(spec, 3, 0, np.array([number]), np.array([0]))[0]
+    region = crop.region(image_size, size, drawn)
+    placed = Placement(image_size, region, size, bool(is_mirrored(drawn)))
+    top, left, height, width = placed.box
+    edges = [(left - 5, top, 5, height), (left + width, top, 5, 5), (left, top + height, width, 3)]
+    rows = Boxes("json").read(annotated(*boxes, *edges, (left, top, width, height)), placed, {})
+    sides = rows[""][:, 2:] - rows[""][:, :2]
+    assert sides.dtype == np.float32
+    assert (sides >= 9e-4).all()
+    assert not {len(boxes), len(boxes) + 1, len(boxes) + 2} & {*rows["_class"].tolist()}
+
+
+@given(
+    st.tuples(*[st.integers(1, 200)] * 2),
+    st.sampled_from(
+        [(Resize(), 224), (Letterbox(), 640), (RandomResizedCrop((1, 1), (0.01, 99)), 96)]
+    ),
+    st.booleans(),
+    st.sampled_from([0.25, 0.5, 0.75, 1.0]),
+)
+def test_exactly_enough_of_a_box_is_enough(image_size, crop, mirrored, share):
+    """Boxes of which exactly the share that is wanted lies in the image, at each of its edges."""
+    (crop, size), (height, width) = crop, image_size
+    region = crop.region(image_size, size, np.full(23, 0.5))
+    wide, high = width / 3 / share, height / 3 / share
+    boxes = annotated(
+        (0, 0, width, height),
+        (width - share * wide, 0, wide, height),
+        (share * wide - wide, 0, wide, height),
+        (0, height - share * high, width, high),
+    )
+    rows = Boxes("json", min_visible=share).read(
+        boxes, Placement(image_size, region, size, mirrored), {}
+    )
+    assert rows["_class"].tolist() == [0, 1, 2, 3]
+
+
 def test_crowds_and_categories():
     crowd = annotated((1, 1, 5, 5), iscrowd=1)
     assert of_boxes(Boxes("json").read(crowd, WHOLE, {})) == ([], [])
     assert of_boxes(Boxes("json", crowd=True).read(crowd, WHOLE, {})) == ([[2, 3, 12, 18]], [0])
     two = annotated((1, 1, 5, 5), (2, 2, 5, 5))
     assert of_boxes(Boxes("json").read(two, WHOLE, {1: 7, 0: 3}))[1] == [3, 7]
-    with pytest.raises(BadTarget, match="'json': category 1 in an annotation, which no class has"):
+    with pytest.raises(BadTarget, match="'json': category 1, which no class has"):
         Boxes("json").read(two, WHOLE, {0: 3})
+
+
+@pytest.mark.parametrize(
+    ("changes", "boxes"),
+    [
+        *(({"iscrowd": crowd}, 1) for crowd in (False, None, 0.0, "0")),
+        *(({"iscrowd": crowd}, 0) for crowd in (True, 1.0, "1")),
+        *(({"category_id": number}, 1) for number in (4.0, "4")),
+        *(({"bbox": bbox}, 0) for bbox in (None, [], [1, 2, 0, 4], [1, 2, 3, -4])),
+    ],
+)
+def test_what_pycocotools_reads_is_read(changes, boxes):
+    content = annotated((1, 1, 5, 5), **({"category_id": 4} | changes))
+    assert of_boxes(Boxes("json").read(content, WHOLE, {4: 6}))[1] == [6] * boxes
+    captions = b'{"annotations": [{"id": 1, "caption": "a cat"}]}'
+    assert of_boxes(Boxes("json").read(captions, WHOLE, {})) == ([], [])
+
+
+def test_in_a_set_of_categories_samples_without_annotations_have_no_boxes():
+    assert of_boxes(Boxes("json").read(b'{"size": 3}', WHOLE, {4: 6})) == ([], [])
+    assert Boxes("json").may_lack({4: 6})
+    assert not Boxes("json").may_lack({})
+    assert not Text("txt").may_lack({4: 6})
 
 
 def test_empty_rows_have_the_types_of_full_ones():
@@ -144,8 +215,11 @@ def test_empty_rows_have_the_types_of_full_ones():
         (
             Boxes("json"),
             b'{"annotations": [{"bbox": [1, 2], "category_id": 1}]}',
-            "no annotations as COCO",
+            "a bbox of 2 numbers",
         ),
+        (Boxes("json"), annotated((1, 2, 3, 4), category_id=2**63), "no annotations as COCO"),
+        (Boxes("json"), annotated((1, 2, 3, 4), category_id=-1), "no annotations as COCO"),
+        (Boxes("json"), annotated((1, 2, 3, 4), category_id=None), "category None, which no"),
         (Boxes("json"), b"\xff", "no annotations as COCO"),
         (Mask("png"), png(np.zeros((20, 31), np.uint8)), "31 x 20 pixels, its image is"),
         (Mask("png"), png(np.zeros((20, 30), np.uint16)), "numbers of uint16, expected uint8"),
