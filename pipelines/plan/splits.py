@@ -183,8 +183,8 @@ def _notes(total: UnitSummary, config: BuildConfig, classes: Sequence[ClassInfo]
     for split, labels in strata.items():
         missing = [one.name for one in classes if one.label in used and one.label not in labels]
         if missing:
-            number = count(len(missing), "class", "classes")
-            yield f"split {split} has no images of {number}: {some_of(missing, 5)}"
+            lacking = count(len(missing), "class", "classes")
+            yield f"split {split} has no images of {lacking}: {some_of(missing, 5)}"
     for mark, note in _NOTES.items():
         if number := total.fixes.get(mark, 0):
             yield note.format(count(number, "image"), "is" if number == 1 else "are")

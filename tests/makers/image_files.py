@@ -220,9 +220,9 @@ def _pngs() -> Iterator[tuple[str, ImageFile]]:
         yield f"png grey {bits}", ImageFile("png", data)
     colours = np.full((8, 8, 3), 0x1234, ">u2")
     colours[2:, :, 1] += np.arange(8, dtype=">u2")  # all have the same upper bytes
-    alpha = np.where((colours == 0x1234).all(2), 0, 0xFFFF).astype(">u2")[:, :, None]
+    alpha = np.where((colours == 0x1234).all(2), 0, 0xFFFF)[:, :, None]
     rows, alpha_rows = (
-        zlib.compress(b"".join(b"\0" + row.tobytes() for row in pixels))
+        zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels))
         for pixels in (colours, np.concatenate([colours, alpha], 2))
     )
     chunks = png_chunk(b"tRNS", b"\x12\x34" * 3), png_chunk(b"IDAT", rows)

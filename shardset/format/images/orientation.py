@@ -13,6 +13,7 @@ from typing import Any
 from PIL import Image
 
 from shardset.format.images import limits
+from shardset.format.images.jpeg_header import SOS, segments
 from shardset.format.images.pillow import BROKEN, ORIENTATION, plugin
 
 UPRIGHT = 1
@@ -53,8 +54,8 @@ def upright_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
 def _jpeg_info(data: bytes) -> dict[Any, Any]:
     """The EXIF data and the XMP that stand before the first scan."""
     info = dict[Any, Any]()
-    for kind, begin, end in limits.jpeg_segments(data):
-        if kind == limits.SOS:
+    for kind, begin, end in segments(data):
+        if kind == SOS:
             break
         if kind == APP1 and data.startswith(_EXIF, begin):
             info["exif"] = info.get("exif", b"") + data[begin + len(_EXIF) : end]

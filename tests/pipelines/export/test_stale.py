@@ -23,12 +23,10 @@ def stored(tmp_path):
     """A set of twelve samples in three shards with the side files of six readers."""
     folder = tmp_path / "raw"
     folder.mkdir()
-    rows = [
-        {"path": f"{number}.png", "annotations": [{"bbox": [1, 1, 3, 3], "category_id": 0}]}
-        for number in range(12)
-    ]
-    for row in rows:
-        (folder / row["path"]).write_bytes(image_bytes(int(row["path"][:-4])))
+    annotations = [{"bbox": [1, 1, 3, 3], "category_id": 0}]
+    rows = [{"path": f"{number}.png", "annotations": annotations} for number in range(12)]
+    for number in range(12):
+        (folder / f"{number}.png").write_bytes(image_bytes(number))
     listing = write_jsonl(folder / "all.jsonl", rows)
     config = config_of(listing, tmp_path / "set", source="listing", label_column="")
     manifest = built(config)

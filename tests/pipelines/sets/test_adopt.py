@@ -6,6 +6,7 @@ import json
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "posix": ta
 DEEP = "a" * 60 + "/" + "b" * 80
 
 
-def adopted(folder: Path | str, **options: str) -> manifests.Manifest:
+def adopted(folder: Path | str, **options: Any) -> manifests.Manifest:
     adopt(AdoptConfig(**{"input": str(folder), **options}), HERE)
     return manifests.load(str(folder).partition("/t-")[0])[0]
 

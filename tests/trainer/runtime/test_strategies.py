@@ -249,7 +249,7 @@ def test_every_optimizer_takes_the_steps_of_one_device_or_is_refused_in_a_senten
     # Those that a CPU can run; one process for each few, as a compiled graph keeps its memory.
     names = [
         name
-        for name in list_optimizers()
+        for name in map(str, list_optimizers())
         if not get_optimizer_info(name).second_order and not name.startswith(("bnb", "fused"))
     ]
     found = {}
