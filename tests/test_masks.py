@@ -109,8 +109,8 @@ def test_the_writer_refuses_it_and_goes_on(name, tmp_path):
         ):
             writer.write(image=IMAGE, fields={"mask.png": data})
         writer.write(image=IMAGE, fields={"mask.png": GOOD["grey"], "depth.png": data})
+    given: Any = picture(1)
     with pytest.raises(ConfigError, match=r"np.asarray\(image.convert\(\"RGB\"\)\)"):
-        given: Any = picture(1)
         shardset.Writer(str(tmp_path / "other")).write(image=given)
 
 
