@@ -11,7 +11,7 @@ from tests.makers.imagenet import put
 from tests.makers.odd_images import LFS_POINTER, jpeg
 from tests.makers.shardset import png_samples, write_shard_set
 from tests.makers.spools import contents, everything
-from tests.makers.tars import tar_bytes
+from tests.makers.tars import plain, special, tar_bytes, tar_of
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 
@@ -100,7 +100,6 @@ def test_a_label_comes_from_cls_then_from_json_and_cls_says_it_in_bare_digits(
         ([("x.cls", b"99999999999999999999")], "expected a label from 0"),
         ([("x.cls", b"-1")], "only a cls of -1"),
         ([("x.json", b"{")], "json can't be parsed"),
-        ([("../x.jpg", b"1")], "climbs"),
     ],
 )
 def test_what_is_no_sample_is_rejected_with_its_reason_and_the_rest_is_kept(
@@ -112,6 +111,17 @@ def test_what_is_no_sample_is_rejected_with_its_reason_and_the_rest_is_kept(
     assert len(rejected) == 1
     assert reason in rejected[0].reason
     assert rejected[0].name == f"train-000000.tar/{group[0][0]}"
+
+
+def test_a_link_is_rejected_and_the_rest_is_kept(tmp_path):
+    link = special("x.jpg", tarfile.SYMTYPE, "0000.jpg")
+    files = ((plain(name, content), content) for name, content in members(0, 2).items())
+    _, samples, [rejected] = everything(one_tar(tmp_path, tar_of([(link, b""), *files])))
+    assert [sample.key for sample in samples] == ["0000", "0001"]
+    assert (rejected.name, "is a link to '0000.jpg'" in rejected.reason) == (
+        "train-000000.tar/x.jpg",
+        True,
+    )
 
 
 @pytest.mark.parametrize(

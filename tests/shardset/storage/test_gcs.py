@@ -89,7 +89,7 @@ NO_ANSWERS = {
     "another object": Fault(
         "status", status=200, put=b'{"kind":"storage#object","name":"x","generation":"1"}'
     ),
-    "deep": Fault("status", status=200, put=b"[" * 100_000),
+    "deep": Fault("status", status=200, put=b"[" * 1100),
     "nothing more": Fault("status", status=204),
     "no size": Fault(
         "status", status=200, put=b'{"kind":"storage#object","name":"a","generation":"1"}'

@@ -1,4 +1,5 @@
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -6,11 +7,10 @@ import pytest
 from pipelines.images.check import examine
 from pipelines.images.encode import thumbnail_of
 from pipelines.images.options import ImageOptions
-from shardset.decode.crops import CenterCrop, PadCrop
+from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec, decode, decode_into
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format.images import limits
-from tests.makers.odd_images import huge_webp
 from tests.makers.shardset import encode, pixels
 
 
@@ -21,35 +21,48 @@ def many_scans(number: int) -> bytes:
     return data[:last] + data[last:-2] * number + data[-2:]
 
 
-def of_build(data: bytes, verify) -> None:
-    examine(data, field="", verify=verify, options=ImageOptions())
+def of_build(data: bytes, verify, **budget) -> None:
+    examine(data, field="", verify=verify, options=ImageOptions(**budget))
 
 
-def of_reader(data: bytes, spec: ImageSpec) -> None:
+def of_reader(data: bytes, crop, **budget) -> None:
+    spec = ImageSpec(size=8, crop=crop, **budget)
     decode_into(np.zeros((8, 8, 3), np.uint8), data, spec, np.full(23, 0.5))
 
 
-WAYS = {
-    "header": lambda data: of_build(data, "header"),
-    "decode": lambda data: of_build(data, "decode"),
-    "thumbnail": lambda data: thumbnail_of(data, 96),
-    "random": lambda data: of_reader(data, ImageSpec(size=8)),
-    "centre": lambda data: of_reader(data, ImageSpec(size=8, crop=CenterCrop(8))),
-    "padded": lambda data: of_reader(data, ImageSpec(size=8, crop=PadCrop(1))),
+WAYS: dict[str, Callable[..., object]] = {
+    "header": lambda data, **budget: of_build(data, "header", **budget),
+    "decode": lambda data, **budget: of_build(data, "decode", **budget),
+    "thumbnail": lambda data, **budget: thumbnail_of(data, 96, ImageOptions(**budget)),
+    "random": lambda data, **budget: of_reader(data, RandomResizedCrop(), **budget),
+    "centre": lambda data, **budget: of_reader(data, CenterCrop(8), **budget),
+    "padded": lambda data, **budget: of_reader(data, PadCrop(1), **budget),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_build_and_reader_refuse_an_image_that_takes_too_much(way):
-    for data, what in (
-        (huge_webp(), "16383 x 10000 pixels, which take 3276600000 bytes"),
-        (many_scans(1000), r"10\d\d scans, at most 100"),
+    # Elsewhere a WebP of 40 bytes that claims 164 megapixels takes 2.4 GiB, and a large JPEG of
+    # 1,000 scans 10 s. These are small: only the limits are near.
+    webp = encode(pixels(1, 40, 50), "webp")
+    WAYS[way](webp, decoded_bytes=20 * 40 * 50)
+    for data, budget, what in (
+        (webp, {"decoded_bytes": 20 * 40 * 50 - 1}, "50 x 40 pixels, which take 40000 bytes"),
+        (many_scans(limits.MAX_SCANS), {}, r"10\d scans, at most 100"),
     ):
         with pytest.raises(UndecodableImage, match=f"^takes too much to decode: {what}"):
-            WAYS[way](data)
+            WAYS[way](data, **budget)
     few = many_scans(80)
     of_build(few, "decode")
     assert decode(few).shape == (48, 64, 3)
+
+
+def test_the_default_budget_is_what_it_says():
+    for kind, megapixels in (("jp2", 76), ("webp", 107), ("avif", 107), ("png", 178)):
+        assert limits.needed_bytes(kind, 1000, 1000 * megapixels, limits.DECODED_BYTES)
+    with pytest.raises(UndecodableImage, match="16383 x 10000 pixels, which take 3276600000 bytes"):
+        limits.needed_bytes("webp", 16383, 10000, ImageSpec(size=8).decoded_bytes)
+    assert ImageOptions().decoded_bytes == ImageSpec(size=8).decoded_bytes == limits.DECODED_BYTES
 
 
 @pytest.mark.parametrize("file_format", ["png", "jpeg", "webp", "tiff", "ppm"])
