@@ -203,7 +203,7 @@ def npy(array: np.ndarray) -> bytes:
 
 
 GOOD = index_dtype(["jpg", "cls"], 8)
-CODE = b"__import__('os').abort() or ('key', '|S8') 'shape': (2,)"
+CODE = b"__import__('os').getcwd() or ('key', '|S8') 'shape': (2,)"
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ CODE = b"__import__('os').abort() or ('key', '|S8') 'shape': (2,)"
         npy(np.zeros((2, 2), GOOD)),
         b"\x93NUMPY\x01\x00" + len(CODE).to_bytes(2, "little") + CODE,
         # a claim of more samples than there are bytes
-        npy(np.zeros(1, GOOD)).replace(b"(1,), }           ", b"(999999999999,), }"),
+        npy(np.zeros(1, GOOD)).replace(b"(1,), }           ", b"(999,), }         "),
     ],
 )
 def test_what_is_no_index_is_refused(data):

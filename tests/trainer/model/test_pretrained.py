@@ -78,13 +78,13 @@ def test_weights_of_a_file_are_loaded_and_the_head_is_new_for_other_classes(
     )
 
 
-class Dangerous:
+class Call:
     def __reduce__(self) -> Any:
         return (print, ("code of the file ran",))
 
 
 def test_a_file_runs_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.save({"conv1.weight": Dangerous()}, tmp_path / "w.pt")
+    torch.save({"conv1.weight": Call()}, tmp_path / "w.pt")
     with pytest.raises(ConfigError, match="no weights can be read there"):
         built(3, pretrained=str(tmp_path / "w.pt"))
     assert "ran" not in capsys.readouterr().out

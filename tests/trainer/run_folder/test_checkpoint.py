@@ -254,15 +254,15 @@ def test_one_checkpoint_that_could_not_be_written_is_made_good_by_the_next_one_a
     writer.close()
 
 
-class _Bomb:
+class _Call:
     def __reduce__(self) -> Any:
         return (print, ("a checkpoint ran code",))
 
 
 def test_a_pickle_with_code_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     buffer = io.BytesIO()
-    torch.save({"step": _Bomb()}, buffer)
-    for data in (buffer.getvalue(), pickle.dumps(_Bomb()), b"", b"PK\x03\x04"):
+    torch.save({"step": _Call()}, buffer)
+    for data in (buffer.getvalue(), pickle.dumps(_Call()), b"", b"PK\x03\x04"):
         with pytest.raises(CheckpointError, match="not a checkpoint"):
             checkpoint_state.decode(data, "x")
     assert capsys.readouterr().out == ""

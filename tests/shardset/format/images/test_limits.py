@@ -6,11 +6,10 @@ import pytest
 from pipelines.images.check import examine
 from pipelines.images.encode import thumbnail_of
 from pipelines.images.options import ImageOptions
-from shardset.decode.crops import CenterCrop, PadCrop
+from shardset.decode.crops import CenterCrop, Crop, PadCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec, decode, decode_into
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format.images import limits
-from tests.makers.odd_images import huge_webp
 from tests.makers.shardset import encode, pixels
 
 
@@ -21,33 +20,40 @@ def many_scans(number: int) -> bytes:
     return data[:last] + data[last:-2] * number + data[-2:]
 
 
+SMALL = ImageOptions(decoded_bytes=1_000_000)
+
+
 def of_build(data: bytes, verify) -> None:
-    examine(data, field="", verify=verify, options=ImageOptions())
+    examine(data, field="", verify=verify, options=SMALL)
 
 
-def of_reader(data: bytes, spec: ImageSpec) -> None:
+def of_reader(data: bytes, crop: Crop) -> None:
+    spec = ImageSpec(size=8, crop=crop, decoded_bytes=SMALL.decoded_bytes)
     decode_into(np.zeros((8, 8, 3), np.uint8), data, spec, np.full(23, 0.5))
 
 
 WAYS = {
     "header": lambda data: of_build(data, "header"),
     "decode": lambda data: of_build(data, "decode"),
-    "thumbnail": lambda data: thumbnail_of(data, 96),
-    "random": lambda data: of_reader(data, ImageSpec(size=8)),
-    "centre": lambda data: of_reader(data, ImageSpec(size=8, crop=CenterCrop(8))),
-    "padded": lambda data: of_reader(data, ImageSpec(size=8, crop=PadCrop(1))),
+    "thumbnail": lambda data: thumbnail_of(data, 96, SMALL),
+    "random": lambda data: of_reader(data, RandomResizedCrop()),
+    "centre": lambda data: of_reader(data, CenterCrop(8)),
+    "padded": lambda data: of_reader(data, PadCrop(1)),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_build_and_reader_refuse_an_image_that_takes_too_much(way):
+def test_build_and_reader_refuse_an_image_that_takes_too_much(way, monkeypatch):
+    # Complete files took 3 GB from 40 bytes, or ten seconds for the thousand scans in 11 KB.
+    assert (limits.MAX_SCANS, limits.DECODED_BYTES) == (100, 2 << 30)
+    monkeypatch.setattr(limits, "MAX_SCANS", 20)
     for data, what in (
-        (huge_webp(), "16383 x 10000 pixels, which take 3276600000 bytes"),
-        (many_scans(1000), r"10\d\d scans, at most 100"),
+        (encode(pixels(1, 250, 240), "webp"), "240 x 250 pixels, which take 1200000 bytes"),
+        (many_scans(30), r"3\d scans, at most 20"),
     ):
         with pytest.raises(UndecodableImage, match=f"^takes too much to decode: {what}"):
             WAYS[way](data)
-    few = many_scans(80)
+    few = many_scans(8)
     of_build(few, "decode")
     assert decode(few).shape == (48, 64, 3)
 
