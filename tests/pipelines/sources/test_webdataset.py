@@ -120,7 +120,7 @@ def test_what_is_no_sample_is_rejected_with_its_reason_and_the_rest_is_kept(
         ("val/anything-0.tar", "val"),
         ("train-000012.tar", "train"),
         ("cifar10_test_3.tar", "cifar10_test"),
-        ("test-00001-of-00010.tar", "test"),
+        ("test-00000-of-00001.tar", "test"),
         ("00012.tar", "train"),
     ],
 )
