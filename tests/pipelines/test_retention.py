@@ -111,7 +111,7 @@ def test_a_storage_that_stops_answering_is_asked_no_more(tmp_path, said, monkeyp
     url = f"memory://{uuid.uuid4().hex}/set"
     found = said("build", "--source=folder", f"--input={raw}", f"--output={url}", *HERE)
     assert KEPT in found
-    assert "gave up after 9 tries" in found
+    assert "gave up after 9 tries" in " ".join(found.split())  # lines may be wrapped
     assert len(asked) == 1
     assert len(keys_in(url)) == 8
 
