@@ -196,7 +196,8 @@ def _copied(learner: Learner) -> Any:
     before = metrics.metric_data("ExecuteReplicatedTime")
     state = learner.state()
     assert metrics.metric_data("ExecuteReplicatedTime") == before
-    return checkpoint_state.decode(checkpoint_state.encode(state), "here")
+    stored: Any = {"identity": {}, **state}
+    return checkpoint_state.decode(checkpoint_state.encode(stored), "here")
 
 
 def _distance(left: torch.Tensor, right: torch.Tensor) -> float:

@@ -4,6 +4,7 @@ Each process starts torch anew: minutes in all.
 """
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -395,6 +396,48 @@ def test_a_process_whose_peer_dies_says_so_in_one_line(manifest: str, tmp_path: 
         in output.splitlines()[-1]
     )
     assert "another process of this run died" in (tmp_path / "logs/host-000.log").read_text()
+
+
+def mortal_model(num_classes: int) -> Any:
+    """A model that kills the first life of process 0 once a checkpoint is committed."""
+
+    class Mortal(nn.Linear):
+        calls = 0
+
+        def forward(self, images_NCHW: Any) -> Any:
+            self.calls += 1
+            life = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+            if self.calls == 4 and life == ("0", "0"):
+                while not list(Path(os.environ["OF_RUN"]).glob("checkpoints/*/commit.json")):
+                    time.sleep(0.01)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().forward(images_NCHW.flatten(1))
+
+    return Mortal(192, num_classes)
+
+
+def test_torchrun_starts_killed_processes_again_and_the_run_goes_on_to_its_end(
+    manifest: str, tmp_path: Path
+) -> None:
+    # The second process 0 comes late, so the others find the addresses of the first one in the
+    # store, which torchrun keeps.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, time\n"
+        "late = os.environ.get('RANK') == '0' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '1'\n"
+        "time.sleep(10 if late else 0)\n"
+    )
+    config = tiny_config(
+        manifest, tmp_path / "run", strategy="ddp", checkpoint_every_steps=1, join_timeout_s=START_S,
+        model=ModelConfig(name=f"{PLACE}:mortal_model"),
+    )  # fmt: skip
+    environment = {
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "PET_MAX_RESTARTS": "1", "OF_RUN": config.run_dir,
+    }  # fmt: skip
+    output = succeed(config, processes=2, environment=environment)
+    assert "resumed at step" in output
+    assert len(losses(tmp_path / "run")) == 2 * STEPS
+    assert len(read_records(tmp_path / "run", "final")) == 1
 
 
 def sleeping_model(num_classes: int) -> Any:
