@@ -27,8 +27,9 @@ from trainer.runtime.xla import Spmd
 
 SMALL, NORMED = (f"tests.makers.xla_facts:{name}" for name in ("small", "Normed"))
 
-STEP_RATES = (0.02, 0.05, 0.03, 0.07)
-"""Learning rates that move the weights by about their size, so that their rounding hides nothing.
+STEP_RATES = (0.02, 0.05, 0.03, 0.07, 0.004, 0.005, 0.006)
+"""Learning rates that move the weights by about their size, so that their rounding hides nothing;
+the last ones less. RAdam begins to divide by its moments in the sixth step.
 """
 
 WAYS: dict[str, tuple[str, dict[str, object]]] = {

@@ -61,12 +61,12 @@ nothing to compare.
 TOLERANCE = 1e-5
 """Between strategies over 21 steps: they add up in another order."""
 
-ROUNDING = 3e-6
-"""Between XLA and torch over four steps, as a share of the weights: what Adam makes of small
-gradients is 1e-6.
+ROUNDING = 1e-5
+"""Between XLA and torch over seven steps, as a share of the weights: what Adam, AdaBelief and LAMB
+make of small gradients is 3e-6.
 """
 
-ROUNDINGS = {"nadam": 3e-5}
+ROUNDINGS = {"nadam": 1e-4}
 """The same where powers of beta are float32."""
 
 BF16 = 2e-2
@@ -169,9 +169,10 @@ def test_a_strategy_equals_one_device(
     assert {record["samples"] for record in read_records(tmp_path, "eval")} == {NUM_EVAL}
     assert has_the_losses_of(tmp_path, plain[norm])
     if strategy == "spmd":
-        # One graph for the train step and one for the evaluation step, whatever the learning rate
-        # was.
-        assert read_records(tmp_path, "epoch")[-1]["compilations"] == 2
+        # Two graphs for the train step, a third when its rate equals another number, and one for
+        # the evaluation step.
+        counts = [record["compilations"] for record in read_records(tmp_path, "epoch")]
+        assert counts[-2] == counts[-1] <= 4
     if strategy == "ddp":
         assert len(list((tmp_path / "logs").iterdir())) == 3
 
@@ -361,16 +362,16 @@ def test_a_replica_keeps_shared_weights_and_goes_on_from_its_checkpoint_with_one
 
 
 def changing_model(num_classes: int) -> Any:
-    """A model with a Python number that changes from step to step."""
+    """A model whose output has another shape in each step."""
 
     class Changing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.head, self.calls = nn.Linear(192, num_classes + 1), 0
+            self.head, self.calls = nn.Linear(192, num_classes + 2 * STEPS), 0
 
         def forward(self, images_NCHW: Any) -> Any:
             self.calls += 1
-            return self.head(images_NCHW.flatten(1)).repeat(1, 1)[:, : num_classes + self.calls % 2]
+            return self.head(images_NCHW.flatten(1)).repeat(1, 1)[:, : num_classes + self.calls]
 
     return Changing()
 
@@ -380,7 +381,7 @@ def test_a_model_that_would_compile_in_every_step_is_refused(manifest: str, tmp_
     model = ModelConfig(name=f"{PLACE}:changing_model", num_classes=12)
     code, output = finish(trainer(tiny_config(manifest, tmp_path, strategy="replica", model=model)))
     assert code == USAGE, output
-    assert "train step compiled 2 graphs" in output
+    assert "train step compiled 9 graphs, expected at most 8" in output
 
 
 # --- interruptions --------------------------------------------------------------------------------
