@@ -69,7 +69,7 @@ make of small gradients is 3e-6.
 ROUNDINGS = {"nadam": 1e-4}
 """The same where powers of beta are float32."""
 
-BF16 = 2e-2
+BF16 = 5e-2
 """The same where moments are bfloat16."""
 
 READING_BACK = {
