@@ -32,7 +32,7 @@ STEP_RATES = (0.02, 0.05, 0.03, 0.07, 0.004, 0.005, 0.006)
 the last ones less. RAdam begins to divide by its moments in the sixth step.
 """
 
-WAYS: dict[str, tuple[str, dict[str, object]]] = {
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "dampening": ("momentum", {"dampening": 0.5}),
     "trust_clip": ("lars", {"trust_clip": True}),
     "adamw": ("adamw", {}),
