@@ -608,6 +608,22 @@ def die_while_saving(folder: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.parametrize(("writes", "copies"), [(True, 2), (False, 0)])
+def test_only_the_host_that_writes_copies_the_state(
+    manifest: str, tmp_path: Path, writes: bool, copies: int
+) -> None:
+    class Counting(Single):
+        is_master, copies = writes, 0
+
+        def to_host(self, tree: Any) -> Any:
+            self.copies += 1
+            return super().to_host(tree)
+
+    runtime = Counting("fp32")
+    loop.train(runtime, tiny_config(manifest, tmp_path))
+    assert runtime.copies == copies
+
+
 def test_what_a_kill_leaves_of_a_checkpoint_goes_when_the_run_goes_on(
     manifest: str, tmp_path: Path
 ) -> None:
