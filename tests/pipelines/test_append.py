@@ -148,7 +148,7 @@ def test_older_versions_are_not_read_to_append_or_verify(old, more, monkeypatch)
     monkeypatch.setattr(
         manifests,
         "read_head",
-        lambda storage, name, *rest: (read.append(name), head(storage, name))[1],
+        lambda storage, name=naming.MANIFEST, *_: (read.append(name), head(storage, name))[1],
     )
     prepare(append_of(more, old, seed=1), LocalStorage(str(old)))
     verify(str(old), deep=False)
