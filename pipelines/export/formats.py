@@ -54,6 +54,8 @@ def wids_files(manifest: Manifest, prefix: str) -> Iterator[tuple[str, bytes]]:
 
 def hf_files(manifest: Manifest, prefix: str) -> Iterator[tuple[str, bytes]]:
     """`README.md`: the header, and a line for people."""
+    import yaml  # a worker lacks it
+
     for name in manifest.splits:
         if not _SPLIT.fullmatch(name):
             raise ConfigError(

@@ -7,6 +7,7 @@ from pipelines.plan.index import fields_of
 from pipelines.sources.webdataset import WebDataset, find_tars
 from shardset.errors import ConfigError, SourceError
 from shardset.storage.open import open_storage
+from tests.makers.built import built, config_of
 from tests.makers.imagenet import put
 from tests.makers.odd_images import LFS_POINTER, jpeg
 from tests.makers.shardset import png_samples, write_shard_set
@@ -126,13 +127,24 @@ def test_what_is_no_sample_is_rejected_with_its_reason_and_the_rest_is_kept(
 )
 def test_the_split_is_the_folder_or_the_name_before_the_number(tmp_path, tar, split):
     put(tmp_path, {tar: tar_bytes(members(0, 1))})
-    survey, [sample], _ = everything(WebDataset(*find_tars(str(tmp_path))))
+    survey, [sample], _ = everything(WebDataset(*find_tars(str(tmp_path)), True))
     assert sample.split == split
     assert survey.notes == (
         ["the names of some tars say no split: their samples go to split train"]
         if tar == "00012.tar"
         else []
     )
+
+
+def test_tars_of_ray_data_are_built_once_they_lie_in_a_folder_with_the_name_of_the_split(tmp_path):
+    raw, name = tmp_path / "raw", f"{'a1' * 16}_{'b2' * 16}_000003_000000.tar"
+    put(raw, {name: tar_bytes(members(0, 3))})
+    options = {"source": "webdataset", "num_shards": {"": 1}}
+    with pytest.raises(SourceError, match=r"can't name a split .* into a folder with the name of"):
+        built(config_of(raw, tmp_path / "none", **options))
+    (raw / "train").mkdir()
+    (raw / name).rename(raw / "train" / name)
+    assert built(config_of(raw, tmp_path / "out", **options)).split("train").num_samples == 3
 
 
 @pytest.mark.parametrize(
