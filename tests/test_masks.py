@@ -1,5 +1,6 @@
 """The build, `verify`, the Writer and the stream make the same of each mask."""
 
+import io
 import json
 from typing import Any
 
@@ -9,6 +10,7 @@ from PIL import Image
 
 import shardset
 from pipelines.check.verify import verify
+from pipelines.images.options import ImageOptions
 from shardset import ImageSpec, Mask, Resize
 from shardset.errors import BadTarget, ConfigError, UndecodableImage
 from shardset.format.tar import StoredSample
@@ -50,12 +52,11 @@ def read_masks(folder, **options):
     stream = shardset.Stream(
         str(folder), "train", batch_size=4, seed=None, image=SPEC, targets=targets, **options
     )
-    return {
-        key: (ids, weight)
-        for batch in stream
-        for key, ids, weight in zip(batch["key"], batch["ids"], batch["weight"], strict=True)
-        if key
-    }
+    rows = [
+        row for one in stream for row in zip(one["key"], one["ids"], one["weight"], strict=True)
+    ]
+    # the last batch is filled up with repeats
+    return {key: (ids, weight) for key, ids, weight in reversed(rows) if key}
 
 
 def test_a_build_leaves_out_the_bad_ones_with_reasons_and_the_stream_reads_the_rest(tmp_path):
@@ -66,8 +67,8 @@ def test_a_build_leaves_out_the_bad_ones_with_reasons_and_the_stream_reads_the_r
         (raw / f"{name}.mask").write_bytes(data)
     rows = [["image.png", f"{name}.mask", name.replace(" ", "-")] for name in ALL]
     write_csv(raw / "list.csv", ["path", "mask", "key"], rows)
-    options = {"files": {"mask.png": "mask"}, "max_bad_fraction": 0.6, "num_shards": {"": 1}}
-    built(config_of(raw / "list.csv", out, source="csv", **options))
+    options = {"file_column": {"mask.png": "mask"}, "max_bad_fraction": 0.6, "num_shards": {"": 1}}
+    built(config_of(raw / "list.csv", out, source="listing", **options))
     verified(out)
     listed = [json.loads(line) for line in (out / "quarantine.jsonl").read_text().splitlines()]
     assert len(listed) == len(BAD)
@@ -77,6 +78,30 @@ def test_a_build_leaves_out_the_bad_ones_with_reasons_and_the_stream_reads_the_r
     assert {*found} == {name.replace(" ", "-") for name in GOOD}
     for ids, _ in found.values():
         np.testing.assert_array_equal(ids[5::10, 3::7], IDS)
+
+
+@pytest.mark.parametrize("verify", ["decode", "none"])
+def test_masks_get_the_size_of_their_images_and_keep_their_numbers(verify, tmp_path):
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    raw.mkdir()
+    turned = np.rot90(IDS)
+    (raw / "image.png").write_bytes(png(np.stack([turned] * 3, 2), 6))
+    (raw / "0.mask").write_bytes(png(turned.astype(np.uint16) * 300, 6))
+    write_csv(raw / "list.csv", ["path", "mask"], [["image.png", "0.mask"]])
+    options = {"file_column": {"mask.png": "mask"}, "num_shards": {"": 1}, "verify": verify}
+    image = ImageOptions(resize_shorter=5)
+    built(config_of(raw / "list.csv", out, source="listing", image=image, **options))
+    verified(out)
+    with shardset.open(str(out), "train") as found:
+        stored = found[0].fields
+    for name in ("png", "mask.png"):
+        assert Image.open(io.BytesIO(stored[name])).size == (7, 5)
+    targets = {"ids": Mask("mask.png", dtype="uint16")}
+    spec = ImageSpec(size=70, crop=Resize())
+    stream = shardset.Stream(str(out), "train", batch_size=1, image=spec, targets=targets)
+    small = Image.fromarray(IDS).resize((7, 5), Image.Resampling.NEAREST)
+    ids = next(iter(stream))["ids"][0][7::14, 5::10]
+    np.testing.assert_array_equal(ids, np.asarray(small, np.uint16) * 300)
 
 
 def test_verify_names_what_the_stream_refuses(tmp_path):

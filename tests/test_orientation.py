@@ -177,7 +177,7 @@ def test_processes_that_decode_turn_images_too_and_leave_them_where_that_is_not_
     assert kind.startswith("tif") == np.array_equal(decode(data), decode(data, upright=False))
 
 
-def hostile(rng):
+def damaged(rng):
     """A JPEG whose EXIF data were flipped, cut, divided or named twice."""
     exif = bytearray(odd_images.exif_rotated(rng.randint(0, 9))[30:60])
     for _ in range(rng.randint(0, 3)):
@@ -195,10 +195,10 @@ def hostile(rng):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_hostile_exif_is_read_as_pillow_reads_it_and_raises_nothing():
+def test_damaged_exif_is_read_as_pillow_reads_it_and_raises_nothing():
     rng, found = random.Random(0), []
     for _ in range(1000):
-        data = hostile(rng)
+        data = damaged(rng)
         with Image.open(io.BytesIO(data)) as image:
             try:
                 expected = image.getexif().get(ORIENTATION, 1)

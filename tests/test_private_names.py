@@ -47,6 +47,9 @@ USED: dict = {
     ("torch", "2.9.1", "torch/_C/_distributed_c10d.pyi", "trainer/runtime/distributed.py"): (
         "class TCPStore(Store)",
     ),
+    ("pillow", "12.3.0", "PIL/Image.py", "shardset/format/images/pillow.py"): (
+        "return self._size",
+    ),
     ("timm", "1.0.31", "timm/optim/_optim_factory.py", "trainer/model/build.py"): (
         "def create_optimizer_v2(",
         "def get_optimizer_info(",

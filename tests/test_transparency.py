@@ -20,15 +20,17 @@ from shardset.decode.image import ImageSpec, decode, decode_into
 from shardset.decode.workers import DecodeTask
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
+from shardset.format.images import format_of
 from shardset.format.images.background import (
     check,
     flattened,
     is_transparent,
     over,
     parse,
-    repair_transparency,
     rgb_pixels,
 )
+from shardset.format.images.limits import DECODED_BYTES
+from shardset.format.images.pillow import load, opened
 from tests.makers import odd_images
 from tests.makers.built import HERE, add
 from tests.makers.odd_images import encoded, png_chunk, png_of
@@ -134,8 +136,8 @@ def test_every_decoder_puts_a_transparent_image_on_the_background(kind):
     background = (200, 17, 90)
     expected = composite(pixels, background)
     assert np.array_equal(decode(data, background=background), expected)
-    with Image.open(io.BytesIO(data)) as image:
-        repair_transparency(image)
+    with opened(data, field := format_of(data), DECODED_BYTES) as image:
+        load(image, data, field)
         assert is_transparent(image)
         assert np.array_equal(rgb_pixels(image, background), expected)
         assert np.array_equal(np.asarray(flattened(image, background).convert("RGB")), expected)
@@ -160,9 +162,8 @@ def test_a_crop_and_a_whole_image_of_a_process_show_the_background():
 def test_a_large_image_is_put_together_strip_by_strip(kind):
     data, pixels = KINDS[kind]()
     expected = composite(pixels, (255, 255, 255)).repeat(40, axis=0).repeat(20, axis=1)
-    with Image.open(io.BytesIO(data)) as image:
-        repair_transparency(image)
-        image.load()
+    with opened(data, field := format_of(data), DECODED_BYTES) as image:
+        load(image, data, field)
         large = image.resize((20 * SIZE[0], 40 * SIZE[1]), Image.Resampling.NEAREST)
     assert np.array_equal(rgb_pixels(large), expected)
     assert np.array_equal(np.asarray(flattened(large).convert("RGB")), expected)

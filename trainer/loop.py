@@ -1,9 +1,10 @@
 """Train and evaluate: the algorithm, and nothing else."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import zip_longest
 from shlex import quote
 
 import msgspec
@@ -16,10 +17,11 @@ from trainer.config import CLASSES, TrainConfig, read_json
 from trainer.data.device_feed import DeviceFeed
 from trainer.data.epochs import BatchSource, steps_of
 from trainer.data.rows import Totals
-from trainer.data.splits import Data, load_once, open_data, open_evaluation
+from trainer.data.splits import load_once, open_data, open_evaluation
 from trainer.model.learner import Learner
 from trainer.run import OpenData, Run
 from trainer.run_folder import checkpoint
+from trainer.run_folder.names import CHECKPOINTS
 from trainer.runtime.base import Runtime
 from trainer.telemetry.evaluation import WORST, by_class, worst_of
 from trainer.telemetry.metrics import check_evaluation
@@ -105,8 +107,7 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
         if is_of_run
         else checkpoint.at(open_storage(config.resume), print)
     )
-    if is_of_run and config.manifest is not None:
-        check_classes(config, data)
+    check_classes(config, data.class_names)
     checkpoint.check_identity(
         commit.identity, model_identity_of(config.model, data.num_classes), f"step {commit.step}"
     )
@@ -140,16 +141,23 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
             print(f"next: shardset report {quote(config.run_dir)}")
 
 
-def check_classes(config: TrainConfig, data: Data) -> None:
-    """Raises ConfigError if the evaluated set has other classes than the run was trained on."""
+def check_classes(config: TrainConfig, names: Sequence[str]) -> None:
+    """Raises ConfigError if the classes of the evaluated set have `names` other than those that the
+    run of the checkpoint recorded, or another order. Classes that have only a number can be any.
+    """
+    is_of_run = config.resume in ("auto", "never")
+    # a checkpoint may be named, too
+    run_dir = config.run_dir if is_of_run else config.resume.partition(f"/{CHECKPOINTS}")[0]
     with suppress(NotFound):
-        known = tuple(read_json(open_storage(config.run_dir), CLASSES))
-        if data.class_names != known:
-            raise ConfigError(
-                f"{config.manifest}: {len(data.class_names)} classes {data.class_names[:3]}...; the"
-                f" run knows {len(known)}, {known[:3]}...: a label would mean another class; build"
-                " the set with the classes of the run in their order"
-            )
+        known = read_json(open_storage(run_dir), CLASSES)
+        pairs = zip_longest(names, known, fillvalue="no class")
+        for label, (found, expected) in enumerate(pairs):
+            if names and found != expected and str(label) not in (found, expected):
+                raise ConfigError(
+                    f"{config.manifest}: has {len(names)} classes, the run knows {len(known)}:"
+                    f" label {label} is {found} here and {expected} there; build the set with the"
+                    " classes of the run in their order"
+                )
 
 
 def _end_epoch(run: Run) -> None:

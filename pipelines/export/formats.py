@@ -16,8 +16,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import yaml
-
 from shardset.errors import ConfigError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import Manifest
@@ -56,6 +54,8 @@ def wids_files(manifest: Manifest, prefix: str) -> Iterator[tuple[str, bytes]]:
 
 def hf_files(manifest: Manifest, prefix: str) -> Iterator[tuple[str, bytes]]:
     """`README.md`: the header, and a line for people."""
+    import yaml  # a worker lacks it
+
     for name in manifest.splits:
         if not _SPLIT.fullmatch(name):
             raise ConfigError(
@@ -75,6 +75,8 @@ def hf_files(manifest: Manifest, prefix: str) -> Iterator[tuple[str, bytes]]:
             for name, split in manifest.splits.items()
         ]
         header["dataset_info"] = {"features": features, "splits": splits}
+    import yaml  # not on the workers of a build, which import this module
+
     text = yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
     words = f"WebDataset shards made from {manifest.provenance.source}, manifest {manifest.digest}."
     yield "README.md", f"---\n{text}---\n\n{words}\n".encode()

@@ -29,7 +29,7 @@ from PIL.ImageFile import ImageFile
 from pipelines.images import jpeg_restart
 from pipelines.images.check import check_sides, is_stored_unchanged, marks_of
 from pipelines.images.options import CMYK_TO_RGB, DEFAULTS, ImageOptions, resized, stored_field
-from shardset.format.images import IMAGE_FIELDS, format_of
+from shardset.format.images import IMAGE_FIELDS, format_of, masks
 from shardset.format.images.background import (
     WHITE,
     Background,
@@ -108,6 +108,15 @@ def thumbnail_of(data: bytes, longest: int, options: ImageOptions = DEFAULTS) ->
         pixels = _pixels(image, data, field, small)
         width, height = upright_size((width, height), orientation)
         return ImageThumbnail(pixels, width, height, is_transparent(image), orientation != UPRIGHT)
+
+
+def resized_mask(data: bytes, size: tuple[int, int]) -> bytes:
+    """A mask of (width, height) `size` as PNG, upright, each number the nearest one of `data`.
+
+    Raises UndecodableImage if that is no mask.
+    """
+    numbers = Image.fromarray(masks.read(data, (0, 0)))
+    return _written(numbers.resize(size, Image.Resampling.NEAREST), "png", 0)
 
 
 def libraries(options: ImageOptions) -> dict[str, str]:

@@ -14,6 +14,7 @@ from pipelines.config import BuildConfig
 from pipelines.holdout import Holdout
 from pipelines.images.annotations import fitted
 from pipelines.images.check import MARK_SEPARATOR, examine
+from pipelines.images.encode import resized_mask
 from pipelines.images.options import ImageOptions, Verify, resized, stored_field
 from pipelines.plan import paths, tables
 from pipelines.plan.append import Addition, known, relabelled, renamed
@@ -27,6 +28,7 @@ from shardset.checksum import crc32c_of
 from shardset.errors import BadTarget, SourceError, UndecodableImage
 from shardset.format import naming
 from shardset.format.images import is_image_field
+from shardset.format.images.masks import is_mask_field
 from shardset.format.images.orientation import upright_size
 from shardset.format.labels import MAX_LABEL
 from shardset.storage.base import ObjectWriter, Storage
@@ -219,7 +221,7 @@ class _Examiner:
         if (required := self.config.require) and not contents.get(required, b"").strip():
             reason = f"its {required} is missing or empty"
             return _entry(Rejected(name=sample.name, split=sample.split, reason=reason), b"")
-        image, size = None, (0, 0)
+        image, size, small_masks = None, (0, 0), dict[str, bytes]()
         # A mask is compared with the image, so that comes first.
         for field, data in sorted(contents.items(), key=lambda item: item[0] != sample.image):
             is_first = field == sample.image
@@ -229,13 +231,15 @@ class _Examiner:
             own = options if is_first else ImageOptions(decoded_bytes=options.decoded_bytes)
             try:
                 examined = examine(data, field=field, verify=verify, options=own, image_size=size)
+                small = resized(size, options.resize_shorter)
+                if is_mask_field(field) and small != size:
+                    small_masks[field] = resized_mask(data, small)
             except UndecodableImage as error:
                 return _reject(
                     sample, field, data, str(error) if is_first else f"its {field}: {error}"
                 )
             if is_first:
-                image = examined
-                size = upright_size(resized(image.size, own.resize_shorter), image.orientation)
+                image, size = examined, upright_size(examined.size, examined.orientation)
         image = image or examine(b"", field=sample.image, verify="none", options=options)
         marks, json = [image.marks], contents.get("json", b"")
         if any(image.size):
@@ -244,8 +248,8 @@ class _Examiner:
             except BadTarget as error:
                 return _reject(sample, "json", json, str(error))
             marks += sorted(changes)
-            if moved is not json:
-                sample = msgspec.structs.replace(sample, fields=sample.fields | {"json": moved})
+            changed = small_masks | ({} if moved is json else {"json": moved})
+            sample = msgspec.structs.replace(sample, fields=sample.fields | changed)
         stored = stored_field(image.field, options) if image.field else ""
         if stored != sample.image and stored in sample.fields:
             reason = f"its image would be stored as {stored}, which it has already"
@@ -275,11 +279,10 @@ class _Examiner:
         )
 
     def _verify(self, sample: RawSample) -> Verify:
-        """How to check a sample: boxes that may move need the size of their image."""
+        """How to check a sample: boxes and masks that may move need the size of their image."""
         moves = self.config.image.resize_shorter or self.categories
-        if moves and self.config.verify == "none" and "json" in sample.fields:
-            return "header"
-        return self.config.verify
+        moved = any(field == "json" or is_mask_field(field) for field in sample.fields)
+        return "header" if self.config.verify == "none" and moves and moved else self.config.verify
 
     def _stored(self, content: Extent | bytes, data: bytes | None) -> Extent | bytes:
         """The content as the plan keeps it: an extent with its CRC32C, or the bytes if they are

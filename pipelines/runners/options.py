@@ -28,7 +28,7 @@ from shardset.storage.base import Storage
 
 _CONNECT_TIMEOUT_S = 10
 
-TESTED = (
+TESTED: tuple[str, ...] = (
     "FnApiRunner",
     "DirectRunner",
     "BundleBasedDirectRunner",

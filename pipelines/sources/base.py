@@ -196,7 +196,7 @@ def joined_classes(
         label = same[min(seen[info.name], len(same) - 1)] if same else len(classes)
         seen[info.name] += 1
         if not same:
-            if category in used:
+            if category is not None and category in used:
                 category = 1 + max(one.category_id or 0 for one in (*classes, *new))
             used.add(category)
             classes.append(msgspec.structs.replace(info, label=label, category_id=category))

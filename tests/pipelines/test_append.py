@@ -148,7 +148,7 @@ def test_older_versions_are_not_read_to_append_or_verify(old, more, monkeypatch)
     monkeypatch.setattr(
         manifests,
         "read_head",
-        lambda storage, name, *rest: (read.append(name), head(storage, name))[1],
+        lambda storage, name=naming.MANIFEST: (read.append(name), head(storage, name))[1],
     )
     prepare(append_of(more, old, seed=1), LocalStorage(str(old)))
     verify(str(old), deep=False)
@@ -343,9 +343,8 @@ def test_classes_are_the_same_by_wnid_or_else_by_name():
         == extended_classes(old, class_infos(["0", "1"]))
         == (old, [], {})
     )
-    assert extended_classes(class_infos(["0"]), class_infos(["0", "1"]))[0] == class_infos(
-        ["0", "1"]
-    )
+    numbers = class_infos(["0", "1", "2"])
+    assert extended_classes(numbers[:1], numbers) == (numbers, [], {})
     assert extended_classes(old[:1], old) == (old, [], {})
 
 

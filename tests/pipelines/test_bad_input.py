@@ -128,7 +128,7 @@ def test_a_sample_whose_image_would_take_the_name_of_another_field_is_quarantine
 
 @pytest.mark.parametrize("options", [{}, {"image": ImageOptions(resize_shorter=8)}])
 def test_a_sample_is_quarantined_for_any_of_its_images(tmp_path, options):
-    field, whole = "mask.png", odd_images.png()
+    field, whole = "depth.png", odd_images.png()
     cut = whole[: len(whole) // 2]
     files = {
         "a.jpg": odd_images.jpeg(),

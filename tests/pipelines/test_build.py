@@ -39,6 +39,7 @@ PRISM = Path(".tools/bin/prism").absolute()
 RUNNERS = {
     "one worker process": ["--direct_running_mode=multi_processing", "--direct_num_workers=1"],
     "two worker processes": ["--direct_running_mode=multi_processing", "--direct_num_workers=2"],
+    "the runner that chooses": ["--runner=DirectRunner", "--direct_running_mode=in_memory"],
     "the runner that retries": ["--runner=BundleBasedDirectRunner"],
     "the portable runner": [
         "--runner=PortableRunner",

@@ -1,10 +1,12 @@
 """The command line of the build: what it prints, and what it refuses."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from apache_beam.runners.portability.prism_runner import PrismJobServer
 from rich.filesize import decimal
 
 from pipelines import cli as command
@@ -131,10 +133,12 @@ def test_names_are_printed_as_they_are(tmp_path):
             ["--num-shards", "train=3,train=5"],
             "num_shards is train=3,train=5, expected one value for each name",
         ),
-        (
-            ["--runner", "FlnkRunner"],
-            "--runner FlnkRunner: was never tested; use one of FnApiRunner, ",
-        ),
+        *[
+            (["--runner", name], f"--runner {name}: was never tested; use one of FnApiRunner, ")
+            for name in ("FlnkRunner", "dask", "apache_beam.runners.dask.dask_runner.DaskRunner")
+        ],
+        (["--runner=InteractiveRunner"], "--runner InteractiveRunner: was never tested; use one"),
+        (["--runner=PrismRunner", "--prism_location=/nowhere"], "--runner PrismRunner: Unable to"),
     ],
 )
 def test_a_wrong_command_line_ends_with_code_2_and_one_sentence(
@@ -156,6 +160,17 @@ def test_a_wrong_command_line_ends_with_code_2_and_one_sentence(
     errors = capsys.readouterr().err
     assert sentence in errors
     assert "Traceback" not in errors
+
+
+def test_prism_that_can_not_be_downloaded_is_said_before_anything_is_written(
+    raw, tmp_path, monkeypatch, said
+):
+    monkeypatch.setattr(PrismJobServer, "BIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    words = "--source=folder", f"--input={raw}", f"--output={tmp_path / 'out'}"
+    text = said("build", *words, "--runner=PrismRunner", code=2)
+    assert re.match("ConfigError: --runner PrismRunner: .*; leave it out to build here$", text)
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_a_flag_says_of_several_splits_may_be_given_one_at_a_time(tmp_path):

@@ -93,6 +93,7 @@ def test_each_verb_ends_well_tells_what_stays_and_removes_it_once_it_may(retaine
     refusal.is_on = False
     assert KEPT not in said(*compact)
     assert [stat.name for stat in open_storage(url).list("versions/")] == []
+    write_images(more, ["train/cat/newer.jpg"])
     assert KEPT not in said(*append)
     assert not list(open_storage(url).list("plan/slices/"))
     verified(url)
@@ -110,7 +111,7 @@ def test_a_storage_that_stops_answering_is_asked_no_more(tmp_path, said, monkeyp
     url = f"memory://{uuid.uuid4().hex}/set"
     found = said("build", "--source=folder", f"--input={raw}", f"--output={url}", *HERE)
     assert KEPT in found
-    assert "gave up after 9 tries" in found
+    assert "gave up after 9 tries" in " ".join(found.split())  # lines may be wrapped
     assert len(asked) == 1
     assert len(keys_in(url)) == 8
 

@@ -13,6 +13,7 @@ from pipelines import sources
 from pipelines.build import build
 from pipelines.config import BuildConfig
 from pipelines.plan import layout
+from pipelines.runners import options
 from shardset.checksum import crc32c_text
 from shardset.errors import ManifestError, ShardsetError, TransientError
 from shardset.format import manifest as manifests
@@ -30,6 +31,7 @@ _open_source = sources.open_source
 OUT = "bucket/out/"
 MANIFEST = OUT + naming.MANIFEST
 RUNNER = ["--runner", f"{runner.__name__}.{runner.SimRunner.__name__}"]
+options.TESTED = (*options.TESTED, runner.SimRunner.__name__)
 CALM_AFTER_S = 3000.0
 MOST_TRIES = 30
 

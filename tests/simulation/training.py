@@ -268,7 +268,7 @@ class Training:
                 return super().__enter__()
 
         class Silent:
-            def __init__(self, folder: object) -> None: ...
+            def __init__(self, folder: object, step: int) -> None: ...
 
             log_dir = ""
 

@@ -7,7 +7,9 @@ import signal
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,12 @@ import pytest
 import torch
 from torch import nn
 
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, StorageError
 from shardset.program import OK
+from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
+from shardset.writer import Writer
 from tests.makers.shardset import encode, image_sample, new_set, pixels
 from tests.makers.training import (
     BATCH,
@@ -48,6 +52,7 @@ from trainer.model.build import tiny_resnet
 from trainer.model.learner import Learner
 from trainer.run_folder import checkpoint
 from trainer.run_folder.checkpoint import new_state_name
+from trainer.run_folder.lock import HOLDER
 from trainer.run_folder.names import folder_of, from_anywhere, log_name
 from trainer.runtime import preemption
 from trainer.runtime.base import Single, Step
@@ -608,6 +613,22 @@ def die_while_saving(folder: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.parametrize(("writes", "copies"), [(True, 2), (False, 0)])
+def test_only_the_host_that_writes_copies_the_state(
+    manifest: str, tmp_path: Path, writes: bool, copies: int
+) -> None:
+    class Counting(Single):
+        is_master, copies = writes, 0
+
+        def to_host(self, tree: Any) -> Any:
+            self.copies += 1
+            return super().to_host(tree)
+
+    runtime = Counting("fp32")
+    loop.train(runtime, tiny_config(manifest, tmp_path))
+    assert runtime.copies == copies
+
+
 def test_what_a_kill_leaves_of_a_checkpoint_goes_when_the_run_goes_on(
     manifest: str, tmp_path: Path
 ) -> None:
@@ -678,3 +699,46 @@ def test_an_evaluation_of_another_model_than_the_checkpoints_is_refused(
         CheckpointError, match=r"step \d+: .*model is '.* norm=batch .* and '.* norm=group "
     ):
         launch(tiny_config(manifest, undisturbed, model=other), loop.evaluate_checkpoint)
+
+
+CLASSES = [f"class {label}" for label in range(10)]
+OTHERS = {
+    "another order": ([*CLASSES[:8], *CLASSES[:7:-1]], "label 8 is class 9 here and class 8 there"),
+    "fewer": (CLASSES[:9], "9 classes, the run knows 10: label 9 is no class here and class 9 "),
+    "more": ([*CLASSES, "owl"], "11 classes, the run knows 10: label 10 is owl here and no class "),
+    "no names": ([str(label) for label in range(10)], None),
+}
+
+
+@pytest.mark.parametrize("where", ["", "{run}", "{run}/checkpoints/step-000000014"])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_set_is_evaluated_whose_labels_mean_the_classes_of_the_run(
+    kind: str, where: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names, sentence = OTHERS[kind]
+    with Writer(tmp_path / "set", classes=names) as writer:
+        for label in range(4):
+            writer.write(image=pixels(label, 8, 8), label=label)
+    config = tiny_config(str(tmp_path / "set"), undisturbed, eval_split="train")
+    if where:
+        resume = where.format(run=undisturbed)
+        config = replace(config, run_dir=str(tmp_path / "run"), resume=resume)
+    with ExitStack() as exits:
+        if sentence:
+            exits.enter_context(pytest.raises(ConfigError, match=f"/set: has .*{sentence}"))
+        launch(config, loop.evaluate_checkpoint)
+    assert ("4 samples" in capsys.readouterr().out) == (sentence is None)
+
+
+def test_a_lease_that_can_not_be_removed_does_not_end_a_run(
+    manifest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(self: MemoryStorage, name: str, *, generation: str | None = None) -> None:
+        refused.append(name)
+        raise StorageError(f"{self.url}/{name}: is subject to the bucket's retention policy")
+
+    refused = list[str]()
+    monkeypatch.setattr(MemoryStorage, "delete", refuse)
+    run(tiny_config(manifest, f"memory://{uuid.uuid4().hex}/run", max_steps=2))
+    assert "done after 2 steps" in capsys.readouterr().out
+    assert HOLDER in refused

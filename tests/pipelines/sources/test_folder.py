@@ -173,7 +173,7 @@ def test_a_folder_that_can_not_name_a_split_ends_the_build(tmp_path):
     raw = write_images(tmp_path / "raw", ["my split/cat/1.png", "train/cat/1.png"])
     config = BuildConfig(source="folder", input=str(raw), output=str(tmp_path / "out"))
     with pytest.raises(
-        SourceError, match=r"my split/cat/1\.png: 'my split' can't name a split; use"
+        SourceError, match=r"my split/cat/1\.png: 'my split' can't name a split \(expected"
     ):
         build(config, HERE)
 

@@ -7,6 +7,7 @@ from pipelines.plan.index import fields_of
 from pipelines.sources.webdataset import WebDataset, find_tars
 from shardset.errors import ConfigError, SourceError
 from shardset.storage.open import open_storage
+from tests.makers.built import built, config_of
 from tests.makers.imagenet import put
 from tests.makers.odd_images import LFS_POINTER, jpeg
 from tests.makers.shardset import png_samples, write_shard_set
@@ -130,19 +131,30 @@ def test_a_link_is_rejected_and_the_rest_is_kept(tmp_path):
         ("val/anything-0.tar", "val"),
         ("train-000012.tar", "train"),
         ("cifar10_test_3.tar", "cifar10_test"),
-        ("test-00001-of-00010.tar", "test"),
+        ("test-00000-of-00001.tar", "test"),
         ("00012.tar", "train"),
     ],
 )
 def test_the_split_is_the_folder_or_the_name_before_the_number(tmp_path, tar, split):
     put(tmp_path, {tar: tar_bytes(members(0, 1))})
-    survey, [sample], _ = everything(WebDataset(*find_tars(str(tmp_path))))
+    survey, [sample], _ = everything(WebDataset(*find_tars(str(tmp_path)), True))
     assert sample.split == split
     assert survey.notes == (
         ["the names of some tars say no split: their samples go to split train"]
         if tar == "00012.tar"
         else []
     )
+
+
+def test_tars_of_ray_data_are_built_once_they_lie_in_a_folder_with_the_name_of_the_split(tmp_path):
+    raw, name = tmp_path / "raw", f"{'a1' * 16}_{'b2' * 16}_000003_000000.tar"
+    put(raw, {name: tar_bytes(members(0, 3))})
+    options = {"source": "webdataset", "num_shards": {"": 1}}
+    with pytest.raises(SourceError, match=r"can't name a split .* into a folder with the name of"):
+        built(config_of(raw, tmp_path / "none", **options))
+    (raw / "train").mkdir()
+    (raw / name).rename(raw / "train" / name)
+    assert built(config_of(raw, tmp_path / "out", **options)).split("train").num_samples == 3
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,24 @@ def test_folders_drawn_by_consoles_are_not_listed(gcs_root, gcs_emulator):
     assert names(storage) == ["train/a"]
 
 
+def test_an_emulator_may_leave_out_the_size_of_an_empty_object(behind_proxy, proxy):
+    put(behind_proxy, "a", b"")
+    stat = behind_proxy.stat("a")
+    name = f"{behind_proxy.prefix}/a"
+    facts = {"name": name, "generation": stat.generation, "crc32c": stat.crc32c}
+    one = json.dumps({"kind": "storage#object"} | facts).encode()
+    page = json.dumps({"kind": "storage#objects", "items": [facts]}).encode()
+
+    def leave_out(seen):
+        body = page if is_listing(seen) else one
+        return None if is_media(seen) else Fault("status", status=200, put=body)
+
+    proxy.script = leave_out
+    assert behind_proxy.stat("a") == stat
+    assert list(behind_proxy.list()) == [stat]
+    assert behind_proxy.read("a") == b""
+
+
 def test_another_generation_in_the_answer_to_a_range_is_final_only_if_the_object_confirms_it(
     behind_proxy, proxy
 ):

@@ -17,6 +17,7 @@ import pytest
 from shardset.errors import ConfigError
 from tests.makers.ports import free_port
 from tests.makers.watched import CAUGHT
+from trainer.errors import PeerLost
 from trainer.runtime import heartbeat
 
 FAILED, PREEMPTED = 1, 3
@@ -151,6 +152,27 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
         pytest.raises(ConfigError, match=f"can't listen on port {server.address.port}"),
     ):
         heartbeat.HeartbeatServer(server.address)
+
+
+def test_a_process_passes_over_the_servers_of_an_earlier_start() -> None:
+    timing = heartbeat.HeartbeatTiming(beat_s=0.05)
+    anywhere = heartbeat.Address("127.0.0.1", 0, "of now")
+    with (
+        heartbeat.HeartbeatServer(anywhere, timing) as live,
+        heartbeat.HeartbeatServer(anywhere, timing) as losing,
+    ):
+        with heartbeat.HeartbeatServer(anywhere, timing) as ended:
+            pass
+        losing._answer = heartbeat.Message(lost="process 1 died")
+        # The port of an ended server may have another one.
+        stale = [ended.address, losing.address, live.address._replace(token="of then")]
+        published = iter([*stale, live.address])
+        assert heartbeat.find_server(lambda: next(published), timing) == live.address
+        assert live._answer.lost is None
+        with pytest.raises(PeerLost, match=f"no way to port {ended.address.port} .*resumes from"):
+            heartbeat.find_server(
+                lambda: ended.address, heartbeat.HeartbeatTiming(beat_s=0.05, join_s=0)
+            )
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Each process starts torch anew: minutes in all.
 """
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -36,7 +37,7 @@ from tests.makers.training import (
     trainer,
     when,
 )
-from tests.makers.xla_facts import OPTIMIZERS
+from tests.makers.xla_facts import WAYS
 from trainer import config as configs
 from trainer.config import (
     ModelConfig,
@@ -60,15 +61,15 @@ nothing to compare.
 TOLERANCE = 1e-5
 """Between strategies over 21 steps: they add up in another order."""
 
-ROUNDING = 3e-6
-"""Between XLA and torch over four steps, as a share of the weights: what Adam makes of small
-gradients is 1e-6.
+ROUNDING = 1e-5
+"""Between XLA and torch over seven steps, as a share of the weights: what Adam, AdaBelief and LAMB
+make of small gradients is 3e-6.
 """
 
-ROUNDINGS = {"nadam": 3e-5}
+ROUNDINGS = {"nadam": 1e-4}
 """The same where powers of beta are float32."""
 
-BF16 = 2e-2
+BF16 = 5e-2
 """The same where moments are bfloat16."""
 
 READING_BACK = {
@@ -77,8 +78,11 @@ READING_BACK = {
 }
 """The optimizers of timm whose steps depend on a number of the device."""
 
-BRANCHING = {"adopt", "adoptc", "adoptw"}
-"""Those whose second step is another one, too."""
+MORE_GRAPHS = {"adopt": 3, "radam": 4, "radabelief": 4, "adafactorbv": 4}
+"""Graphs of those whose names have such a part, more than 2: ADOPT only notes the gradient in its
+first step, the rectified ones divide by their moments from the sixth step on, and the decay of
+adafactorbv begins at 0.
+"""
 
 START_S = 300
 """What a busy machine may take to import torch: a process waits for the others from then on."""
@@ -168,9 +172,10 @@ def test_a_strategy_equals_one_device(
     assert {record["samples"] for record in read_records(tmp_path, "eval")} == {NUM_EVAL}
     assert has_the_losses_of(tmp_path, plain[norm])
     if strategy == "spmd":
-        # One graph for the train step and one for the evaluation step, whatever the learning rate
-        # was.
-        assert read_records(tmp_path, "epoch")[-1]["compilations"] == 2
+        # Two graphs for the train step, a third when its rate equals another number, and one for
+        # the evaluation step.
+        counts = [record["compilations"] for record in read_records(tmp_path, "epoch")]
+        assert counts[-2] == counts[-1] <= 4
     if strategy == "ddp":
         assert len(list((tmp_path / "logs").iterdir())) == 3
 
@@ -238,10 +243,17 @@ def test_facts_of_spmd_on_four_devices() -> None:
     assert facts["alone"] == facts["over the mesh"] == facts["values"]
     assert facts["answers"] == [True, False, True, False]
     assert "BatchNorm with momentum=None" in facts["refusal"]
-    assert set(OPTIMIZERS) < set(facts["steps"])
     for way, (graphs, far) in facts["steps"].items():
         assert graphs <= 2, way  # the first step has no moments
-        assert far < ROUNDINGS.get(way, ROUNDING), way
+        assert far < ROUNDING, way
+
+
+def test_spmd_takes_the_steps_of_one_device_at_a_rate_that_changes() -> None:
+    found = json.loads(script("tests.makers.xla_facts", *WAYS).splitlines()[-1])
+    assert found.keys() == WAYS.keys()
+    for way, (graphs, far) in found.items():
+        assert graphs <= 2, way
+        assert far < ROUNDING, way
 
 
 @pytest.mark.nightly
@@ -261,7 +273,8 @@ def test_every_optimizer_takes_the_steps_of_one_device_or_is_refused_in_a_senten
     assert all("reads a number back from the device" in found[name] for name in refused)
     for name in found.keys() - refused:
         graphs, far = found[name]
-        assert graphs <= 2 + (name.removeprefix("c") in BRANCHING), name
+        most = max([2, *(most for part, most in MORE_GRAPHS.items() if part in name)])
+        assert graphs <= most, name
         assert far < (BF16 if "factorbv" in name else ROUNDINGS.get(name, ROUNDING)), name
 
 
@@ -353,16 +366,16 @@ def test_a_replica_keeps_shared_weights_and_goes_on_from_its_checkpoint_with_one
 
 
 def changing_model(num_classes: int) -> Any:
-    """A model with a Python number that changes from step to step."""
+    """A model whose output has another shape in each step."""
 
     class Changing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.head, self.calls = nn.Linear(192, num_classes + 1), 0
+            self.head, self.calls = nn.Linear(192, num_classes + 2 * STEPS), 0
 
         def forward(self, images_NCHW: Any) -> Any:
             self.calls += 1
-            return self.head(images_NCHW.flatten(1)).repeat(1, 1)[:, : num_classes + self.calls % 2]
+            return self.head(images_NCHW.flatten(1)).repeat(1, 1)[:, : num_classes + self.calls]
 
     return Changing()
 
@@ -372,7 +385,7 @@ def test_a_model_that_would_compile_in_every_step_is_refused(manifest: str, tmp_
     model = ModelConfig(name=f"{PLACE}:changing_model", num_classes=12)
     code, output = finish(trainer(tiny_config(manifest, tmp_path, strategy="replica", model=model)))
     assert code == USAGE, output
-    assert "train step compiled 2 graphs" in output
+    assert "train step compiled 9 graphs, expected at most 8" in output
 
 
 # --- interruptions --------------------------------------------------------------------------------
@@ -395,6 +408,48 @@ def test_a_process_whose_peer_dies_says_so_in_one_line(manifest: str, tmp_path: 
         in output.splitlines()[-1]
     )
     assert "another process of this run died" in (tmp_path / "logs/host-000.log").read_text()
+
+
+def mortal_model(num_classes: int) -> Any:
+    """A model that kills the first life of process 0 once a checkpoint is committed."""
+
+    class Mortal(nn.Linear):
+        calls = 0
+
+        def forward(self, images_NCHW: Any) -> Any:
+            self.calls += 1
+            life = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+            if self.calls == 4 and life == ("0", "0"):
+                while not list(Path(os.environ["OF_RUN"]).glob("checkpoints/*/commit.json")):
+                    time.sleep(0.01)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().forward(images_NCHW.flatten(1))
+
+    return Mortal(192, num_classes)
+
+
+def test_torchrun_starts_killed_processes_again_and_the_run_goes_on_to_its_end(
+    manifest: str, tmp_path: Path
+) -> None:
+    # The second process 0 comes late, so the others find the addresses of the first one in the
+    # store, which torchrun keeps.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, time\n"
+        "late = os.environ.get('RANK') == '0' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '1'\n"
+        "time.sleep(10 if late else 0)\n"
+    )
+    config = tiny_config(
+        manifest, tmp_path / "run", strategy="ddp", checkpoint_every_steps=1,
+        model=ModelConfig(name=f"{PLACE}:mortal_model"),
+    )  # fmt: skip
+    environment = {
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "PET_MAX_RESTARTS": "1", "OF_RUN": config.run_dir,
+    }  # fmt: skip
+    output = succeed(config, processes=2, environment=environment)
+    assert "resumed at step" in output
+    assert len(losses(tmp_path / "run")) == 2 * STEPS
+    assert len(read_records(tmp_path / "run", "final")) == 1
 
 
 def sleeping_model(num_classes: int) -> Any:
