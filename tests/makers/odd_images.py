@@ -10,8 +10,6 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
-from shardset.format.images import MAX_PIXELS
-
 SIZE = (48, 32)
 ORIENTATION = 0x0112
 LFS_POINTER = (
@@ -60,12 +58,12 @@ def png_of(width: int, height: int, *chunks: bytes, bits: int = 8, colour: int =
     return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + png_chunk(b"IEND", b"")
 
 
-def too_large() -> bytes:
-    """A PNG that claims few pixels more than the limit, and has none.
+def oversized() -> bytes:
+    """A PNG whose header claims 30000 x 30000 pixels, and which holds none.
 
-    A complete one of 110 KB took other decoders 5 GiB of memory.
+    A complete one has 110 KB, and a decoder without a limit needs most of a GiB for it.
     """
-    return png_of(MAX_PIXELS // 10_000 + 1, 10_000, bits=1)
+    return png_of(30000, 30000, png_chunk(b"IDAT", b""), bits=1)
 
 
 def cmyk(*, marked: bool = True) -> bytes:
@@ -139,7 +137,7 @@ BAD: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "text": ("jpg", lambda: b"404 not found\n", "text instead of an image"),
     "zeroed header": ("jpg", lambda: bytes(512) + jpeg()[512:], "zeroed header"),
     "all zero": ("jpg", lambda: bytes(4096), "zeroed header"),
-    "too large": ("png", too_large, "too many pixels"),
+    "oversized": ("png", oversized, "too many pixels"),
     "cursor": ("jpg", lambda: b"\0\0\2\0" + bytes(range(1, 200)), "unsupported format"),
     "broken png": ("png", lambda: png()[:60] + bytes(40) + png()[100:], "damaged"),
 }

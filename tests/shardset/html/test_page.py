@@ -42,15 +42,16 @@ def rendered(**values: object) -> str:
 
 
 def test_what_is_put_in_is_escaped_everywhere():
-    odd = "<blink>'x'</blink>\"><blink title=x>"
-    record = SimpleNamespace(**dict.fromkeys(NUMBERS.split(), 0), split=odd)
-    tables = {"evaluations": [record], "epochs": [record], "worst": [(None, odd, [odd])]}
+    evil = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
+    record = SimpleNamespace(**dict.fromkeys(NUMBERS.split(), 0), split=evil)
+    tables = {"evaluations": [record], "epochs": [record], "worst": [(None, evil, [evil])]}
     text = rendered(
-        settings=[(odd, odd)], changed=[(odd, odd)],
-        run=run_of(odd, **tables), advice=lambda percent: odd, addresses=[odd],
+        settings=[(evil, evil)], changed=[(evil, evil)],
+        run=run_of(evil, **tables), advice=lambda percent: evil, addresses=[evil],
     )  # fmt: skip
-    assert "<blink" not in text
-    assert text.count("&lt;blink&gt;") >= 6
+    assert "<script" not in text
+    assert "<img" not in text
+    assert text.count("&lt;script&gt;") >= 6
 
 
 def test_a_page_refers_to_nothing_outside_itself():

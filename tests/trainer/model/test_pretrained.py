@@ -1,5 +1,4 @@
 import argparse
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +78,16 @@ def test_weights_of_a_file_are_loaded_and_the_head_is_new_for_other_classes(
     )
 
 
-def test_a_file_runs_no_code(tmp_path: Path) -> None:
-    # Half is a harmless call, but one that weights never need.
-    torch.save({"model": built(3).state_dict(), "half": Fraction(1, 2)}, tmp_path / "w.pt")
+class Call:
+    def __reduce__(self) -> Any:
+        return (print, ("code of the file ran",))
+
+
+def test_a_file_runs_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"conv1.weight": Call()}, tmp_path / "w.pt")
     with pytest.raises(ConfigError, match="no weights can be read there"):
         built(3, pretrained=str(tmp_path / "w.pt"))
+    assert "ran" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", [b"", b"not weights"])

@@ -60,16 +60,9 @@ def test_any_changed_byte_gives_a_value_or_a_source_error(position, byte, size):
         safe_pickle.loads(bytes(data[:size]), "here")
 
 
-# --- what no batch holds: nothing may be hashed, called or printed
-#
-# Elsewhere deeper ones of these ended the process (a tuple of 120,000 levels that is hashed or
-# freed), never ended (a key of 60 doublings), or took all memory (a huge memo number or shape), and
-# names of other modules run what their author likes. Here they are shallow and name harmless
-# things: it is their kind that is refused.
-
-
-LEVELS = 300
-"""More than a message has room for."""
+# --- Pickles of what ended or held up the process: values nested 120,000 deep, tuples doubled 60
+# times and then hashed, a memo of 2**31 entries, a shape of 100,000 numbers. Small ones stand for
+# them: their kinds are refused, whatever their size, before they are hashed, called or printed.
 
 
 def doubled(times: int) -> bytes:
@@ -77,7 +70,7 @@ def doubled(times: int) -> bytes:
     return b")" + b"".join(b"q%ch%c\x86" % (number, number) for number in range(times))
 
 
-NESTED_TUPLES = b")" + LEVELS * b"\x85"
+NESTED_TUPLES = b")" + 3 * b"\x85"
 ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85U\1b\x87R"
 DTYPE = b"cnumpy\ndtype\nU\2u1K\0K\1\x87R"
 LONG = b"\x8a\xfa" + 249 * b"\xff" + b"\x7f"
@@ -85,15 +78,15 @@ LONG_TEXT = b"T\1\4\0\0" + 1025 * b"a"
 LATIN1 = b"U\6latin1\x86R"
 UNNEEDED, NO_ARRAY = "an instruction that no batch needs", "an array that is not .rows, values. of"
 STATE = b"}U\5stateNs"
-ATTACKS = {
-    "a name": (value_of(b"cfractions\nFraction\n"), r"the name fractions\.Fraction"),
+FOREIGN = {
+    "a name": (value_of(b"cos\nctermid\n"), r"the name os\.ctermid"),
     "a name of numpy": (
-        value_of(b"cnumpy.core.multiarray\nzeros\n"),
-        r"the name numpy\.core\.multiarray\.zeros",
+        value_of(b"cnumpy.core.multiarray\nfromfile\n"),
+        r"the name numpy\.core\.multiarray\.fromfile",
     ),
     "a name below an allowed one": (
-        value_of(b"cnumpy\nndarray.sum\n"),
-        r"the name numpy\.ndarray\.sum",
+        value_of(b"cnumpy\nndarray.__class__.mro\n"),
+        r"the name numpy\.ndarray\.__class__\.mro",
     ),
     "a state for a class": (value_of(b"cnumpy\ndtype\n" + STATE + b"b"), "a state for a type"),
     "slots for a function": (
@@ -102,18 +95,15 @@ ATTACKS = {
     ),
     "an extension": (b"\x80\2\x82\1.", UNNEEDED),
     "a persistent object": (b"\x80\2Pid\n.", UNNEEDED),
-    "an instance": (b"\x80\2(ifractions\nFraction\n.", UNNEEDED),
-    "digits": (b"\x80\2I7\n.", UNNEEDED),
+    "an instance": (b"\x80\2(ios\nctermid\n.", UNNEEDED),
+    "a long text of digits": (b"\x80\2I" + 100 * b"9" + b"\n.", UNNEEDED),
     "a key of nested tuples": (dict_of(NESTED_TUPLES, b"N"), "a key of type tuple"),
     "a key that doubles": (dict_of(doubled(3), b"N"), "a key of type tuple"),
     "no key": (dict_of(b"N", b"N"), "a key of type NoneType"),
     "a long key": (dict_of(LONG_TEXT, b"N"), "a key of type bytes, expected a short text"),
     "a list that doubles": (value_of(b"]q\1(h\1h\1e"), "a value of type list"),
-    "nested lists": (b"\x80\2" + LEVELS * b"]" + (LEVELS - 1) * b"a" + b".", "a pickled list"),
-    "nested states": (
-        b"\x80\2" + LEVELS * DTYPE + (LEVELS - 1) * b"\x85b" + b".",
-        "a pickled _Made",
-    ),
+    "nested lists": (b"\x80\2" + 3 * b"]" + 2 * b"a" + b".", "a pickled list"),
+    "nested states": (b"\x80\2" + 3 * DTYPE + 2 * b"\x85b" + b".", "a pickled _Made"),
     "a long text": (value_of(LONG_TEXT), "a value of type bytes, or a long text"),
     "a long text that is encoded again and again": (
         value_of(
@@ -123,7 +113,7 @@ ATTACKS = {
     ),
     "a large number": (b"\x80\2" + LONG + b".", UNNEEDED),
     "bytes that are not there": (b"\x80\5\x96" + struct.pack("<Q", 9) + b".", UNNEEDED),
-    "a large memo number": (b"\x80\2]r" + struct.pack("<I", 70_000) + b".", "a pickled list"),
+    "a large memo number": (b"\x80\2]r" + struct.pack("<I", 999) + b".", "a pickled list"),
     "a function that is changed": (
         value_of(b"c_codecs\nencode\n}b"),
         "a state for a method",
@@ -147,10 +137,9 @@ ATTACKS = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_what_no_batch_holds_is_refused(name):
-    data, message = ATTACKS[name]
-    with pytest.raises(SourceError, match=f"here: .*{message}") as caught:
+    data, message = FOREIGN[name]
+    with pytest.raises(SourceError, match=f"here: .*{message}"):
         safe_pickle.loads(data, "here")
-    assert len(str(caught.value)) < LEVELS
 
 
 def test_a_file_that_is_larger_than_any_batch_is_refused_unread(monkeypatch):
@@ -162,7 +151,7 @@ def test_a_file_that_is_larger_than_any_batch_is_refused_unread(monkeypatch):
 PIECES = [
     *(bytes([opcode]) for opcode in b"()]}0Naeldsut\x85\x86\x87Rb\x94\x93"),
     *(number + bytes([at]) for number in (b"q", b"h") for at in (0, 1)),
-    *(ARRAY, DTYPE, LONG, b"c_codecs\nencode\n", b"cnumpy\nndarray\n", b"cfractions\nFraction\n"),
+    *(ARRAY, DTYPE, LONG, b"c_codecs\nencode\n", b"cnumpy\nndarray\n", b"cos\nctermid\n"),
     *(b"K\1", b"M\0\4", b"U\1a", b"X\1\0\0\0b", b"C\1c", b"X\6\0\0\0latin1", LONG_TEXT),
     *(b"(K\1K\1\x85" + DTYPE + b"\x89U\1xtb", b"I01\n", b"J\xff\xff\xff\xff", b"L1L\n"),
 ]
