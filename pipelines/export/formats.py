@@ -75,8 +75,6 @@ def hf_files(manifest: Manifest, prefix: str) -> Iterator[tuple[str, bytes]]:
             for name, split in manifest.splits.items()
         ]
         header["dataset_info"] = {"features": features, "splits": splits}
-    import yaml  # not on the workers of a build, which import this module
-
     text = yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
     words = f"WebDataset shards made from {manifest.provenance.source}, manifest {manifest.digest}."
     yield "README.md", f"---\n{text}---\n\n{words}\n".encode()
