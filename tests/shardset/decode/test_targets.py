@@ -138,26 +138,24 @@ def test_boxes_have_an_area_in_float32(crop, image_size, size, number, boxes):
 
 @given(
     st.tuples(*[st.integers(1, 200)] * 2),
-    st.sampled_from(
-        [(Resize(), 224), (Letterbox(), 640), (RandomResizedCrop((1, 1), (0.005, 200)), 96)]
-    ),
+    st.sampled_from([(Resize(), 224), (Letterbox(), 640), (RandomResizedCrop((0.3, 1)), 96)]),
     st.booleans(),
     st.sampled_from([0.25, 0.5, 0.75, 1.0]),
 )
 def test_exactly_enough_of_a_box_is_enough(image_size, crop, mirrored, share):
-    """Boxes of which exactly the share that is wanted lies in the image, at each of its edges."""
-    (crop, size), (height, width) = crop, image_size
+    """Boxes of which exactly the share that is wanted lies in the window, at each of its edges."""
+    crop, size = crop
     region = crop.region(image_size, size, np.full(23, 0.5))
+    placed = Placement(image_size, region, size, mirrored)
+    top, left, height, width = placed.box
     wide, high = width / 3 / share, height / 3 / share
     boxes = annotated(
-        (0, 0, width, height),
-        (width - share * wide, 0, wide, height),
-        (share * wide - wide, 0, wide, height),
-        (0, height - share * high, width, high),
+        (left, top, width, height),
+        (left + width - share * wide, top, wide, height),
+        (left + share * wide - wide, top, wide, height),
+        (left, top + height - share * high, width, high),
     )
-    rows = Boxes("json", min_visible=share).read(
-        boxes, Placement(image_size, region, size, mirrored), {}
-    )
+    rows = Boxes("json", min_visible=share).read(boxes, placed, {})
     assert rows["_class"].tolist() == [0, 1, 2, 3]
 
 
