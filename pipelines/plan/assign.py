@@ -84,7 +84,7 @@ def plan_group(
     shard, rank, source, copy = (
         placed[name].to_numpy() for name in ("shard", "rank", "source", "copy")
     )
-    order = layout.rank_order(shard, rank, source, copy)
+    order = np.lexsort((copy, source, rank, shard))  # equal ranks by source and copy
     references = tables.take(placed.select(REFERENCE.names), order)
     for number, start, stop in tables.runs_of(shard[order]):
         assert stop - start == split.shard_size(number), (
@@ -108,7 +108,7 @@ def _by_group(
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     group = split.group_of(placed.shard)
     # in source order within a group, so that memory is read forwards
-    order = layout.by_shard(group)
+    order = np.argsort(group, kind="stable")
     for runs in _pieces(tables.runs_of(group[order])):
         some = order[runs[0][1] : runs[-1][2]]
         rows = row.take(some)

@@ -246,27 +246,6 @@ def placements(
         )
 
 
-def rank_order(
-    shard: np.ndarray, rank: np.ndarray, source: np.ndarray, copy: np.ndarray
-) -> np.ndarray:
-    """The row order of stored samples: by shard, then rank; equal ranks by source and copy."""
-    # Two passes are faster than lexsort, which is needed only if ranks are equal: a chance of 1 in
-    # 2**64 for each pair.
-    order = np.argsort(rank)
-    order = order[by_shard(shard[order])]
-    same = (shard[order][1:] == shard[order][:-1]) & (rank[order][1:] == rank[order][:-1])
-    return np.lexsort((copy, source, rank, shard)) if same.any() else order
-
-
-def by_shard(shard: np.ndarray) -> np.ndarray:
-    """The stable order of shard numbers."""
-    # NumPy sorts 16-bit numbers by radix, ten times as fast as wider ones.
-    order = np.argsort(shard.astype(np.uint16), kind="stable")
-    if not len(shard) or shard.max() < 2**16:
-        return order
-    return order[np.argsort((shard >> 16).astype(np.uint16)[order], kind="stable")]
-
-
 def _asked(sizing: Sizing) -> str:
     if sizing.num_shards is not None:
         return f"--num-shards {sizing.num_shards}"
