@@ -1,6 +1,7 @@
 """The content of an input folder, and what a path there tells about an image."""
 
 import os
+import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -115,25 +116,17 @@ def first_names(storage: Storage, most: int = 6) -> str:
 
 def extension(path: str) -> str:
     """The last extension in lower case, without its dot; empty if there is none."""
-    return split_extension(path)[1].lower()
+    return posixpath.splitext(path)[1][1:].lower()
 
 
 def without_extension(path: str) -> str:
     """The path without its last extension."""
-    return split_extension(path)[0]
+    return posixpath.splitext(path)[0]
 
 
 def key_of(path: str) -> str:
     """The key of an image that has none: its path or URL, without its extension."""
     return without_extension(path.partition("://")[2] or path).lstrip("/")
-
-
-def split_extension(path: str) -> tuple[str, str]:
-    """`posixpath.splitext` in a third of its time, without the dot; a name's leading dots begin no
-    extension.
-    """
-    stem, _, last = path.rpartition(".")
-    return (stem, last) if "/" not in last and stem.rpartition("/")[2].strip(".") else (path, "")
 
 
 def is_hidden(path: str) -> bool:
