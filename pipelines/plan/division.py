@@ -2,7 +2,6 @@
 split, and each class into all.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
 
 import msgspec
@@ -61,7 +60,7 @@ def splits_of(
     for label, start, stop in tables.runs_of(labels[order]):
         rows = order[start:stop]
         if label != NO_LABEL and len(np.unique(splits[rows])) < len(holdout.splits):
-            bounds = _bounds_within(np.unique(together[rows] / 2**64).tolist(), holdout.bounds)
+            bounds = _bounds_within(np.unique(together[rows] / 2**64), holdout.bounds)
             splits[rows] = _by_bounds(together[rows], bounds)
     return splits
 
@@ -70,14 +69,12 @@ def _by_bounds(draws: Numbers, bounds: Sequence[float]) -> NDArray[np.int64]:
     return np.searchsorted(bounds, draws / 2**64, side="right")
 
 
-def _bounds_within(positions: Sequence[float], bounds: Sequence[float]) -> list[float]:
+def _bounds_within(positions: NDArray[np.float64], bounds: Sequence[float]) -> list[float]:
     """The bounds, moved as little as gives each split one of the positions; too few go to the last
     splits.
     """
-    cuts = [bisect_left(positions, bound) for bound in bounds]
-    for number in range(len(cuts)):
-        cuts[number] = max(cuts[number], 1 + (cuts[number - 1] if number else 0))
-    for number in reversed(range(len(cuts))):
-        before_next = (cuts[number + 1] if number + 1 < len(cuts) else len(positions)) - 1
-        cuts[number] = max(0, min(cuts[number], before_next))
-    return [positions[cut] for cut in cuts]
+    numbers = np.arange(len(bounds))
+    free = np.searchsorted(positions, bounds) - numbers  # each cut is above the one before
+    shifts = np.clip(np.maximum.accumulate(free), 1, len(positions) - len(bounds))
+    found: list[float] = positions[np.maximum(shifts + numbers, 0)].tolist()
+    return found
