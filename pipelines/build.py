@@ -114,8 +114,7 @@ def _run(
     if published and len(published.splits) > 1:
         notes += leaks(output.url)
     if published and (config.append or config.overwrite):
-        sides = stale(output, manifests.opened(output, published))
-        notes += [f"{name} {STALE}" for name in sorted(sides)]
+        notes += [f"{name} {STALE}" for name in stale(output, published)]
     path = naming.quarantine_path() if dry_run else ""
     # an append's list also has the entries of earlier builds
     if published and 0 < plan.num_rejected == published.quarantine.count <= MAX_REASONS:

@@ -192,8 +192,7 @@ def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
     with suppress(NotFound):  # the newest version, where the verified one may be a copy of it
         newest = manifests.read_head(storage)
         if newest.is_own:
-            sides = stale(storage, manifests.opened(storage, newest))
-            yield from (Problem(name, STALE) for name in sorted(sides))
+            yield from (Problem(name, STALE) for name in stale(storage, newest))
     strays = history.unlisted(storage, names - manifests.files_of(manifest))
     resumed = replace.unfinished_files(storage) if strays else set()  # by the build that wrote them
     for name in sorted(strays - resumed):

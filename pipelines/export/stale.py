@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from pipelines.export.formats import FORMATS
 from shardset.errors import ConfigError, NotFound
+from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.storage.base import Storage
 
@@ -23,10 +24,9 @@ _TAR = re.compile(rb"(?<![/:\w*-])(?:[\w-]+/)?[\w*-]+\.tar")
 """A tar of the set, or all of a folder; no part of an address."""
 
 
-def stale(storage: Storage, newest: Manifest) -> set[str]:
-    """The side files in the folder of a set that don't list the tars of its newest version, which
-    is opened.
-    """
+def stale(storage: Storage, newest: Manifest) -> list[str]:
+    """The side files in the folder of a set that don't list the tars of its newest version."""
+    newest = manifests.opened(storage, newest)
     listed = dict[str, set[bytes]]()
     for make in FORMATS.values():
         with suppress(ConfigError):  # a reader that can't read this set
@@ -38,7 +38,7 @@ def stale(storage: Storage, newest: Manifest) -> set[str]:
             named = _tars_in(name, storage.read(name))
             if named and (named != listed[name] if name in listed else named - tars):
                 found.add(name)
-    return found
+    return sorted(found)
 
 
 def _tars_in(path: str, content: bytes) -> set[bytes]:

@@ -101,8 +101,7 @@ def retire(
     tags = sorted(name for name, tag in tagged.items() if tag.digest not in digests)
     names = manifests.files_of(*outdated) - listed
     sides = _old_columns(storage, listed)
-    exports = stale(storage, manifests.opened(storage, newest))
-    sides |= {name.removesuffix(".info.json") for name in exports}
+    sides |= {name.removesuffix(".info.json") for name in stale(storage, newest)}
     done = msgspec.structs.replace(done, version=newest.number, tags=tags, side_files=sorted(sides))
     if outdated:
         after = _waiting_since(storage, now) + grace
