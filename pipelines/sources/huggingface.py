@@ -214,12 +214,10 @@ def _sample(
     label, split, key = row
     image = record[table.columns.path]
     whole = image if isinstance(image, dict) else {"bytes": image}
-    content, path, reason = whole["bytes"], whole.get("path"), ""
+    content, path = whole["bytes"], whole.get("path")
     name = f"{name}/{path}" if path else name
     if not content:
-        lost = f"its image has no bytes, only the path {path}; {_EMBED}"
-        reason = lost if path else "empty"
-    if reason:
+        reason = f"its image has no bytes, only the path {path}; {_EMBED}" if path else "empty"
         return Rejected(name=name, split=split, reason=reason)
     extra = {column: parquet.json_value(record[column]) for column in table.extra}
     return objects.image_sample(
