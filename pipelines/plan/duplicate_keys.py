@@ -54,8 +54,6 @@ def duplicates_among(keys: np.ndarray) -> np.ndarray:
     """The rows whose key is taken by earlier rows, in (unit, row) order."""
     hashes = np.sort(keys["hash"])
     repeated = hashes[1:][hashes[1:] == hashes[:-1]]
-    if not len(repeated):  # the usual case
-        return np.empty(0, DUPLICATE)
     keys = keys[np.isin(keys["hash"], repeated)]
     keys = keys[np.lexsort((keys["row"], keys["unit"], keys["hash"]))]
     _, firsts, group = np.unique(keys["hash"], return_index=True, return_inverse=True)

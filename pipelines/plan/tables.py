@@ -80,10 +80,10 @@ class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def num_bytes(self) -> int:
         """Bytes of all fields."""
-        total = 0
-        for _, content in self.fields:  # twice as fast as sum()
-            total += len(content) if isinstance(content, bytes) else content.num_bytes
-        return total
+        return sum(
+            len(content) if isinstance(content, bytes) else content.num_bytes
+            for _, content in self.fields
+        )
 
 
 class UnitRow(Origin, frozen=True, array_like=True, gc=False):
