@@ -278,10 +278,8 @@ def _count(name: str, number: int) -> None:
 
 
 def _sum(counts: Iterable[Counts]) -> Counts:
-    """The sum, in the time that the smaller ones take: of a million classes a shard has a few."""
-    *others, (num_shards, most) = sorted(counts, key=lambda count: len(count[1]))
-    totals = Counter(most)
-    for number, some in others:
+    num_shards, totals = 0, Counter[int]()
+    for number, some in counts:
         num_shards += number
         totals.update(some)
     return num_shards, totals
