@@ -24,7 +24,7 @@ from pipelines.plan.files import START_OVER, PlanFiles, in_order
 from pipelines.sources.base import Extent
 from shardset.errors import ConfigError, NotFound
 from shardset.format.originals import REFERENCE, Origin, table_from_bytes, table_to_bytes
-from shardset.order.permutation import hash64
+from shardset.order.permutation import hash_text
 from shardset.prepared import prepared
 
 UNIT = pa.schema(
@@ -43,7 +43,6 @@ PLACEMENT = pa.schema([*REFERENCE, ("shard", pa.int32()), ("rank", pa.uint64())]
 """A reference on its way to its shard."""
 
 _REJECTED = b"rejected"
-_WORD_BYTES = 8
 
 
 @prepared
@@ -214,20 +213,7 @@ def digest_of(rows: Iterable[UnitRow]) -> str:
 
 def hash_keys(keys: Sequence[str]) -> NDArray[np.uint64]:
     """A 64-bit hash of each key, to find equal keys."""
-    if not keys:
-        return np.zeros(0, np.uint64)
-    key = pa.array(keys, pa.string())
-    num_bytes = pc.binary_length(key).to_numpy()
-    num_words = max(1, -(-int(num_bytes.max()) // _WORD_BYTES))
-    padded = pc.ascii_rpad(key, num_words * _WORD_BYTES, "\0")
-    start = padded.offset * num_words
-    words = np.frombuffer(padded.buffers()[2], np.uint64)[start : start + len(key) * num_words]
-    total = np.zeros(len(key), np.uint64)
-    for position, word in enumerate(words.reshape(len(key), num_words).T):
-        # Padding must not count: another unit may pad its keys to more words.
-        total += hash64(position, word) * (word != 0)
-    hashes: NDArray[np.uint64] = hash64(num_bytes, total)
-    return hashes
+    return np.array([hash_text(key, key=0) for key in keys], np.uint64)
 
 
 def values(column: pa.Array) -> list[Any]:
