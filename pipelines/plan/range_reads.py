@@ -148,9 +148,6 @@ def _read_again(extent: Extent, located: _Located) -> bytes:
 
 def _runs(extents: Sequence[Extent]) -> Iterator[Sequence[Extent]]:
     """The extents in runs of neighbours in one object, which share a request."""
-    if len(extents) == 1:  # the usual case, which needs no sorting
-        yield extents
-        return
     in_order = sorted(
         set(extents), key=lambda extent: (extent.object, extent.generation, extent.offset)
     )
