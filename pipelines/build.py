@@ -26,7 +26,7 @@ from pipelines.runners import dataflow, errors, local, options
 from pipelines.runners.progress import BuildProgress, watched
 from pipelines.write import history
 from pipelines.write import replace as replacing
-from shardset.errors import NotFound, ShardsetError
+from shardset.errors import ConfigError, NotFound, ShardsetError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import Manifest
@@ -78,10 +78,14 @@ def dry_run(
 
 def submit(config: BuildConfig, beam_flags: Sequence[str] = ()) -> str:
     """Starts a build as a job on Dataflow, which publishes the set by itself; returns where to
-    watch it. On any other runner a build would end with this process.
+    watch it; ConfigError for any other runner.
     """
     output = open_storage(config.output)
     beam_options = options.prepare(beam_flags, source=config.input, output=output)
+    if not dataflow.is_wanted(beam_options):
+        raise ConfigError(
+            "--no-wait is for --runner DataflowRunner: elsewhere a build ends with this command"
+        )
     prepared = prepare(config, output)
     with errors.translated(dataflow.failures(beam_options)):
         return dataflow.started(beam_options, _begin(prepared, beam_options, dry_run=False))

@@ -9,7 +9,6 @@ import atexit
 import gc
 import json
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from shlex import quote
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 
 WITH_BEAM = ("build", "append", "adopt", "column")
 """The verbs that take the flags of Beam too."""
-
-_DATAFLOW = re.compile(r"--runner[= ](\S*\.)?dataflow(runner)?(\s|$)", re.IGNORECASE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,10 +74,6 @@ def _build(args: argparse.Namespace) -> int:
             config = _append_config(args)
         else:
             config = record_of(BuildConfig, args, image=record_of(ImageOptions, args))
-        if not args.wait and not _DATAFLOW.search(" ".join(args.beam_flags)):
-            raise ConfigError(
-                "--no-wait is for --runner DataflowRunner: elsewhere a build ends with this command"
-            )
         from pipelines import sources
 
         sources.open_source(config)  # refuses what it can before the seconds of Beam's import
