@@ -10,7 +10,7 @@ import re
 import secrets
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import IO, ClassVar, TypeVar
@@ -101,9 +101,11 @@ class GcsStorage(ServedFolder):
         """Keeps up to 16 MiB in memory, more in a temporary file; sends all at the block's end."""
         return _GcsWriter(replace(self, prefix=""), self._full(name), if_generation)
 
-    def _delete(self, name: str, generation: str | None) -> None:
+    def _delete(self, name: str, generation: str | None) -> bool:
         where, path = f"{self.url}/{name}", self._path(self._full(name))
-        send(self.retry, "DELETE", path, where, params=_only_if(generation)).close()
+        condition = _only_if(generation)
+        with closing(send(self.retry, "DELETE", path, where, params=condition)) as response:
+            return response.status == 204
 
     def location(self) -> str:
         """The location of the bucket as the server spells it: `EUROPE-WEST4`, `EU`, `NAM4`.

@@ -93,8 +93,8 @@ class HttpsStorage(ServedFolder):
             " that"
         )
 
-    def _delete(self, name: str, generation: str | None) -> None:
-        self.writer(name)
+    def _delete(self, name: str, generation: str | None) -> bool:
+        return bool(self.writer(name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,11 +156,12 @@ class S3Storage(ServedFolder):
             with suppress(PreconditionFailed, NotFound):
                 self.read(name, generation=e_tag)
 
-    def _delete(self, name: str, generation: str | None) -> None:
+    def _delete(self, name: str, generation: str | None) -> bool:
         """Without a condition: what another process wrote after the last look is lost."""
         full = self._full(name)
         with self._said_plainly(f"{self.url}/{name}"):
             obstore.delete(self._client(_PAGE_BYTES), full)
+        return True
 
     def _ask(self, name: str, request: Callable[[], T]) -> T:
         """The result of a request, which is sent again until the policy gives up."""

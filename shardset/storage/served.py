@@ -18,7 +18,7 @@ import urllib3
 from shardset.errors import NotFound, PreconditionFailed, StorageError, TransientError
 from shardset.per_process import PerProcess
 from shardset.storage.base import Stat, check_generation, check_range, stat_or_none
-from shardset.storage.checked import DamagedObject, facts_of
+from shardset.storage.checked import DamagedObject, facts_of, read_twice
 from shardset.storage.remote import RemoteFolder
 from shardset.storage.retry import RetryPolicy, Throttle, persist
 
@@ -240,12 +240,23 @@ class ServedFolder(RemoteFolder):
         return self.persist(attempt)
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
-        if generation is not None:  # a server may not know the condition
-            stored = stat_or_none(self, name)
-            if stored is None or stored.generation != generation:
-                return
-        with suppress(NotFound, PreconditionFailed):
-            self.persist(partial(self._delete, name, generation))
+        """Unless the server confirms it, the object must be gone."""
+        where = f"{self.url}/{name}"
+
+        def attempt() -> None:
+            with suppress(NotFound, PreconditionFailed):
+                if self._delete(name, generation):
+                    return
+            if self._holds(name, generation):
+                raise TransientError(f"{where}: it is still stored after its deletion")
+
+        # a server may not know the condition
+        if generation is None or self._holds(name, generation):
+            self.persist(attempt)
+
+    def _holds(self, name: str, generation: str | None) -> bool:
+        stored = read_twice(partial(stat_or_none, self, name), lambda stat: stat is not None)
+        return stored is not None and generation in (None, stored.generation)
 
     def _read(
         self, name: str, start: int, stop: int | None, generation: str | None
@@ -275,5 +286,5 @@ class ServedFolder(RemoteFolder):
         """
 
     @abstractmethod
-    def _delete(self, name: str, generation: str | None) -> None:
-        """Asks once for a deletion."""
+    def _delete(self, name: str, generation: str | None) -> bool:
+        """Asks once for a deletion; whether the answer confirms it."""

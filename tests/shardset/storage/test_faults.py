@@ -136,6 +136,25 @@ def test_a_name_that_is_not_utf_8_is_refused_at_once(far, clock):
     assert clock.pauses == []
 
 
+@pytest.mark.parametrize("is_pinned", [False, True])
+@pytest.mark.parametrize("method", ["HEAD", "GET", "DELETE"])
+@schemes("gs", "s3", "az")
+def test_a_deletion_does_not_believe_one_false_404(far, is_pinned, method):
+    def is_asked(seen):  # Azure deletes by a batch of requests
+        return method == seen.method or method.encode() + b" /" in seen.start
+
+    put(far.storage, "a")
+    generation = far.storage.stat("a").generation if is_pinned else None
+    if method == "DELETE":
+        far.proxy.script = lambda seen: Fault("status", status=404) if is_asked(seen) else None
+        with pytest.raises(TransientError, match=r"/a: .*gave up after"):
+            far.storage.delete("a", generation=generation)
+    far.proxy.script = in_turn(Fault("status", status=404), when=is_asked)
+    far.storage.delete("a", generation=generation)
+    far.proxy.script = lambda seen: None
+    assert names(far.storage) == []
+
+
 # --- checksums and generations --------------------------------------------------------------------
 
 
