@@ -9,7 +9,7 @@ import mimetypes
 import re
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -68,8 +68,10 @@ class GcsStorage(ServedFolder):
     scheme: ClassVar[str] = "gs"
 
     def stat(self, name: str) -> Stat:
-        path, where = self._path(self._full(name)), f"{self.url}/{name}"
-        return self._ask(path, where, {"fields": _STAT_FIELDS}, StoredObject).stat(name)
+        full, where = self._full(name), f"{self.url}/{name}"
+        params = {"fields": _STAT_FIELDS}
+        check = partial(_check_name, full, where)
+        return self._ask(self._path(full), where, params, StoredObject, check).stat(name)
 
     @contextmanager
     def request(
@@ -120,30 +122,55 @@ class GcsStorage(ServedFolder):
 
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
         """Leaves out objects whose names end with `/`, by which consoles draw folders."""
-        path, where = f"{_bucket_path(self.bucket)}/o", f"gs://{self.bucket}/{wanted}"
+        where, last, token = f"gs://{self.bucket}/{wanted}", "", ""
         params = {
             "prefix": wanted,
             "fields": "kind,items(name,size,generation,crc32c),nextPageToken",
             "maxResults": str(PAGE_SIZE),
         }
 
+        def check(page: ListingPage) -> None:
+            foreign = [
+                item.name
+                for item in page.items
+                if not item.name.startswith(wanted) or item.name <= last
+            ]
+            if foreign or (token and page.next_page_token == token):
+                name = f"object {foreign[0]!r}" if foreign else "page token"
+                raise TransientError(
+                    f"{where}: the answer is another page of the list, by its {name}"
+                )
+
         while True:
-            page = self._ask(path, where, params, ListingPage)
+            page = self._ask(f"{_bucket_path(self.bucket)}/o", where, params, ListingPage, check)
             # Google lists in the order of names; an emulator that does not answers with a single
             # page.
             for item in sorted(page.items, key=lambda item: item.name):
-                if not item.name.endswith("/"):
-                    yield item.stat(item.name[skip:])
-            if not page.next_page_token:
+                last = item.name
+                if not last.endswith("/"):
+                    yield item.stat(last[skip:])
+            token = page.next_page_token
+            if not token:
                 return
-            params["pageToken"] = page.next_page_token
+            params["pageToken"] = token
 
-    def _ask(self, path: str, where: str, params: dict[str, str], kind: type[T]) -> T:
-        """The JSON object that answers a small request, which is repeated until one does."""
+    def _ask(
+        self,
+        path: str,
+        where: str,
+        params: dict[str, str],
+        kind: type[T],
+        check: Callable[[T], None] = lambda answer: None,
+    ) -> T:
+        """The JSON object that answers a small request; repeats the request until `check` accepts
+        one.
+        """
 
         def attempt() -> T:
             response = send(self.retry, "GET", path, where, params=params)
-            return json_object(self.retry, response, where, kind)
+            answer = json_object(self.retry, response, where, kind)
+            check(answer)
+            return answer
 
         return self.persist(attempt)
 
@@ -174,6 +201,12 @@ def _described(response: urllib3.BaseHTTPResponse, name: str, where: str) -> Ans
         name=name, num_bytes=num_bytes, generation=generation, crc32c=found[1] if found else None
     )
     return Answer(stat=stat, first=first, pieces=pieces_of(response))
+
+
+def _check_name(full: str, where: str, item: StoredObject) -> None:
+    """Raises TransientError if the object has another name."""
+    if item.name != full:
+        raise TransientError(f"{where}: the answer is about another object, {item.name!r}")
 
 
 @dataclass
@@ -250,7 +283,8 @@ class _GcsWriter:
             },
             body=partial(self._body, head, tail),
         )
-        json_object(self.bucket.retry, response, self.where, StoredObject)
+        stored = json_object(self.bucket.retry, response, self.where, StoredObject)
+        _check_name(self.full, self.where, stored)
 
     def _body(self, head: bytes, tail: bytes) -> Iterator[bytes]:
         yield head

@@ -136,6 +136,29 @@ def test_what_is_not_the_answer_is_asked_for_again_and_then_named(
     assert behind_proxy.read("a") == HELLO
 
 
+def test_another_page_of_a_list_is_not_taken(pages_of_three, proxy):
+    # A cache on the way that does not look at the page token: the first page comes again and again.
+    listed = [
+        {"name": f"{pages_of_three.prefix}/{number}", "generation": "1", "size": "1"}
+        for number in (0, 1)
+    ]
+    first = json.dumps(
+        {"kind": "storage#objects", "items": listed, "nextPageToken": "again"}
+    ).encode()
+    proxy.script = in_turn(None, Fault("status", status=200, put=first), when=is_listing)
+    assert names(pages_of_three) == TEN
+    proxy.script = in_turn(None, *[Fault("status", status=200, put=first)] * 1000, when=is_listing)
+    with pytest.raises(TransientError, match="another page of the list, by its object"):
+        names(pages_of_three)
+
+
+def test_a_list_that_leads_to_its_own_page_for_ever_is_an_error(pages_of_three, proxy):
+    page = Fault("status", status=200, put=b'{"kind": "storage#objects", "nextPageToken": "again"}')
+    proxy.script = lambda seen: page if is_listing(seen) else None
+    with pytest.raises(TransientError, match="another page of the list, by its page token"):
+        names(pages_of_three)
+
+
 def test_folders_drawn_by_consoles_are_not_listed(gcs_root, gcs_emulator):
     storage: Any = open_storage(gcs_root)
     put(storage, "train/a")
