@@ -1,8 +1,7 @@
 """Reads the pickle of a CIFAR batch as data: nothing that it names is imported or called.
 
-The standard library's unpickler, with only the instructions that a batch needs. The names in a
+The standard library's unpickler, with only the instructions that a batch needs. The five names in a
 batch become inert objects; the array is made from them after its shape and type have been checked.
-Python 3 has to write bytes by protocol 3 or a later one.
 """
 
 import io
@@ -32,7 +31,7 @@ _INSTRUCTIONS = """
     BINBYTES SHORT_BINBYTES BINUNICODE SHORT_BINUNICODE
     EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3
     EMPTY_LIST APPEND APPENDS SETITEM SETITEMS
-    GLOBAL STACK_GLOBAL REDUCE BUILD
+    GLOBAL STACK_GLOBAL REDUCE
     BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET
 """
 _BROKEN = (
@@ -48,19 +47,20 @@ def loads(data: bytes, where: str) -> dict[str, Any]:
     A text is str or bytes. Raises SourceError if the pickle names or holds anything else, or is
     damaged.
     """
+    if len(data) > MAX_BYTES:
+        raise _refused(where, f"{len(data)} bytes, at most {MAX_BYTES}")
     try:
-        if len(data) > MAX_BYTES:
-            raise ValueError(f"{len(data)} bytes, at most {MAX_BYTES}")
-        value = _Unpickler(io.BytesIO(data), fix_imports=False, encoding="bytes").load()
-        if not isinstance(value, _Fields):
-            raise TypeError(f"a pickled {type(value).__name__}, expected a dict")
-        return {text_of(key): _checked(item) for key, item in value.items()}
+        value = _Unpickler(data, where).load()
+        if isinstance(value, _Fields):
+            return {text_of(key): _checked(item, where) for key, item in value.items()}
     except _BROKEN as error:
         raise SourceError(
-            f"{where}: not a whole pickle of numbers, short texts, lists, dicts and an array of"
-            f" bytes ({type(error).__name__}: {error!s:.200}); nothing of it was run; download the"
-            " published file again"
+            f"{where}: not a whole pickle ({type(error).__name__}: {error!s:.200}); the file is"
+            " damaged, download it again"
         ) from error
+    raise SourceError(
+        f"{where}: a pickled {type(value).__name__}, expected a dict; download it again"
+    )
 
 
 def text_of(text: str | bytes) -> str:
@@ -68,16 +68,18 @@ def text_of(text: str | bytes) -> str:
     return text if isinstance(text, str) else text.decode("utf-8", "backslashreplace")
 
 
+def _refused(where: str, what: str) -> SourceError:
+    return SourceError(
+        f"{where}: the pickle holds {what}, expected only numbers, strings, lists, dicts and a byte"
+        " array; nothing of it was run, do not trust this file"
+    )
+
+
 class _Made:
     """Stands for what a call of numpy returns."""
 
-    state: object = None
-
     def __init__(self, *arguments: object) -> None:
-        self.arguments = arguments
-
-    def __setstate__(self, state: object) -> None:
-        self.state = state
+        self.arguments, self.state = arguments, object()
 
 
 class _Fields(dict[Any, Any]):
@@ -94,16 +96,36 @@ class _Fields(dict[Any, Any]):
 class _Unpickler(pickle._Unpickler):
     stack: list[Any]
 
+    def __init__(self, data: bytes, where: str) -> None:
+        super().__init__(io.BytesIO(data), fix_imports=False, encoding="bytes")
+        self._where, self._bytes_to_make = where, len(data)
+
     def find_class(self, module: str, name: str) -> Any:
-        if f"{module}.{name}" not in _NUMPY:
-            raise pickle.UnpicklingError(f"the name {module}.{name}")
-        return _Made
+        whole = f"{module}.{name}"
+        if whole in _NUMPY:
+            return _Made
+        if whole == "_codecs.encode":
+            return self._encode
+        raise _refused(self._where, f"the name {whole}")
+
+    def _encode(self, text: str, encoding: str) -> bytes:
+        """How Python 3 writes bytes for Python 2: each from a separate text in the file."""
+        self._bytes_to_make -= len(text)
+        if self._bytes_to_make < 0 or encoding not in ("latin1", b"latin1"):
+            raise ValueError("bytes in another encoding than latin1, or more than the file has")
+        return text.encode("latin1")
 
     def _refuse(self) -> None:
-        raise pickle.UnpicklingError("an instruction that no batch needs")
+        raise _refused(self._where, "an instruction that no batch needs")
 
     def _make_fields(self) -> None:
         self.stack.append(_Fields())
+
+    def _set_state(self) -> None:
+        state, made = self.stack.pop(), self.stack[-1]
+        if not isinstance(made, _Made):
+            raise TypeError(f"a state for a {type(made).__name__}")
+        made.state = state
 
     dispatch: ClassVar[dict[int, Any]] = {
         **dict.fromkeys(range(256), _refuse),
@@ -113,15 +135,16 @@ class _Unpickler(pickle._Unpickler):
             if opcode.name in _INSTRUCTIONS.split()
         },
         ord(pickle.EMPTY_DICT): _make_fields,
+        ord(pickle.BUILD): _set_state,
     }
 
 
-def _checked(value: object) -> Any:
+def _checked(value: object, where: str) -> Any:
     if isinstance(value, _Made):
-        return _array(value.state)
+        return _array(value.state, where)
     for item in value if isinstance(value, list) else [value]:
         if type(item) is not int and not _is_text(item):
-            raise TypeError(f"a value of type {type(item).__name__}, or a long text")
+            raise _refused(where, f"a value of type {type(item).__name__}, or a long text")
     return value
 
 
@@ -129,10 +152,13 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str | bytes) and len(value) <= _MAX_TEXT
 
 
-def _array(state: object) -> np.ndarray:
+def _array(state: object, where: str) -> np.ndarray:
     match state:
         case _, (int(), int()) as shape, _Made() as dtype, is_fortran, bytes(content):
             if dtype.arguments[:1] in (("u1",), (b"u1",)):
                 array = np.frombuffer(content, np.uint8)
                 return array.reshape(shape, order="F" if is_fortran else "C")
-    raise TypeError("an array that is not [rows, values] of unsigned bytes (u1) with its content")
+    raise SourceError(
+        f"{where}: an array that is not [rows, values] of unsigned bytes (u1) with its content;"
+        " download the file again"
+    )

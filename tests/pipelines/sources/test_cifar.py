@@ -166,7 +166,7 @@ def test_paths_in_an_archive_are_never_used_as_paths_and_no_batch_is_there_twice
 def test_a_pickle_with_a_call_is_refused_by_name_and_does_not_run(tmp_path, victim, monkeypatch):
     path = put(tmp_path / "in", {**python_files(cifar10(1)), victim: b"cos\nctermid\n(tR."})
     monkeypatch.setattr(os, "ctermid", lambda: pytest.fail("it ran"))
-    with pytest.raises(SourceError, match=rf"{victim}: .*the name os\.ctermid"):
+    with pytest.raises(SourceError, match=rf"{victim}: the pickle holds the name os\.ctermid"):
         read(opened(Cifar10, path))
 
 
@@ -191,7 +191,7 @@ def batch_value(**changes):
         (batch_value(filenames=[1, 2]), "no list 'filenames' of the right type"),
         (batch_value(data=np.zeros((2, 7), np.uint8)), r"shape \(2, 7\), expected \[rows, 3072\]"),
         ([1, 2], "a pickled list, expected a dict"),
-        (batch_value(labels=[1, [1]]), "a value of type list"),
+        (batch_value(labels=[1, [1]]), "the pickle holds a value of type list"),
     ],
 )
 def test_a_batch_that_is_not_what_the_format_says_is_an_error(tmp_path, value, message):
