@@ -69,7 +69,8 @@ def jpeg_table(files: Sequence[bytes], repeats: int) -> str:
     rewritten(files, *jpeg_restart.SEGMENT_PIXELS)
     cost = 1e3 * (time.process_time() - started) / len(files)
     lines.append(
-        f"\nRewriting an image takes {cost:.1f} ms of a core, comparing its pixels included.\n"
+        f"\nRewriting an image takes {cost:.1f} ms of a core, comparing its coefficients"
+        " included.\n"
     )
     return "\n".join(lines)
 

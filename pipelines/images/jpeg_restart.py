@@ -4,8 +4,9 @@ needs.
 Rewrites the entropy-coded data and keeps the coefficients. This is the only module that imports
 jpegio.
 
-Equal coefficients do not guarantee equal pixels: decoders smooth a progressive JPEG that lacks
-scans, and guess the colour space from markers. So the pixels are compared.
+Equal coefficients guarantee equal pixels only in a plain JPEG: decoders smooth a progressive JPEG
+that lacks scans, and guess the colour space from markers. So the pixels of any other JPEG are
+compared too.
 """
 
 import io
@@ -14,8 +15,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shardset.errors import ConfigError
-from shardset.format.images.jpeg_header import holds_more, may_be_reduced
+from shardset.format.images.jpeg_header import EOI, holds_more, may_be_reduced, segments
 from shardset.format.images.pillow import plugin
 
 _BROKEN = (OSError, SyntaxError, ValueError)
@@ -50,13 +53,36 @@ def add_restart_markers(jpeg: bytes, *, segment_pixels: tuple[int, int] = SEGMEN
         Path(before).write_bytes(jpeg)
         try:
             image = jpegio.read(before)
+            coefficients = [plane.copy() for plane in image.coef_arrays]
             image.progressive_mode, image.arith_code, image.optimize_coding = 0, 0, 1
             image.restart_interval = _restart_interval(image, *segment_pixels)
             jpegio.write(image, after)
+            written = jpegio.read(after)
         except (RuntimeError, ValueError):
             return jpeg
+        if not (
+            _equal(coefficients, written.coef_arrays)
+            and _equal(image.quant_tables, written.quant_tables)
+        ):
+            return jpeg
         rewritten = Path(after).read_bytes()
-    return rewritten if _same_pixels(jpeg, rewritten) else jpeg
+    return rewritten if is_plain(jpeg) or _same_pixels(jpeg, rewritten) else jpeg
+
+
+def is_plain(jpeg: bytes) -> bool:
+    """Whether a JPEG is sequential and grey or YCbCr, with one scan and nothing after it."""
+    try:
+        with _opened(jpeg) as image:
+            ids, scan = bytes(layer[0] for layer in image.layer), image.fp.tell()
+    except _BROKEN:
+        return False
+    head = jpeg[scan - 4 - 2 * len(ids) : scan]  # number and ids of components, coefficients
+    return (
+        ids in (b"\1", b"\1\2\3")
+        and (head[0], head[1:-3:2], head[-3:]) == (len(ids), ids, b"\0\x3f\0")
+        and not {"adobe", "progressive"} & image.info.keys()
+        and [(m, end) for m, begin, end in segments(jpeg) if begin > scan] == [(EOI, len(jpeg))]
+    )
 
 
 def libraries() -> dict[str, str]:
@@ -94,6 +120,10 @@ def _same_pixels(before: bytes, after: bytes) -> bool:
 
 def _opened(jpeg: bytes) -> Any:
     return plugin("jpg")(io.BytesIO(jpeg))
+
+
+def _equal(before: list[np.ndarray], after: list[np.ndarray]) -> bool:
+    return len(before) == len(after) and all(map(np.array_equal, before, after))
 
 
 def _library() -> Any:

@@ -121,8 +121,8 @@ def test_the_library_that_decides_the_bytes_is_named_and_its_lack_says_what_to_i
         add_restart_markers(jpeg("grey"))
 
 
-def test_a_rewrite_that_would_change_a_pixel_is_not_used(monkeypatch):
-    monkeypatch.setattr(jpeg_restart, "_same_pixels", lambda before, after: False)
+def test_a_rewrite_that_would_change_a_coefficient_is_not_used(monkeypatch):
+    monkeypatch.setattr(jpeg_restart, "_equal", lambda before, after: False)
     assert add_restart_markers(jpeg("4:2:0")) == jpeg("4:2:0")
 
 
@@ -209,3 +209,25 @@ def test_a_progressive_jpeg_without_its_last_scans_stays_because_decoders_smooth
     cut = data[: scans[3]] + b"\xff\xd9"
     assert add_restart_markers(cut) == cut
     assert add_restart_markers(data) != data
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "progressive"])
+def test_a_jpeg_of_an_encoder_is_plain(kind):
+    assert jpeg_restart.is_plain(jpeg(kind))
+    assert jpeg_restart.is_plain(jpeg(kind, comment=b"c", icc_profile=b"p" * 99))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data + b"\0",
+        lambda data: data[:-2] + b"\xff\xc4\0\x02\xff\xd9",
+        lambda data: data[:2] + ADOBE + b"\0" + data[2:],
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:20],
+        lambda data: b"",
+        lambda data: jpeg("progressive"),
+    ],
+)
+def test_a_jpeg_with_anything_else_in_it_is_not(change):
+    assert not jpeg_restart.is_plain(change(jpeg("4:2:0")))
