@@ -1,8 +1,8 @@
 #!/bin/sh
 # Hugging Face datasets writes a table of images that came from files to Parquet. One would expect
-# the images in it: save_to_disk and push_to_hub put them into their Arrow and Parquet files. Seen:
-# to_parquet stores the paths of this machine and no bytes, without a word, so the file holds no
-# image on another one. Embedding them first (map over the arrow format) gives the bytes.
+# the images in it, as save_to_disk puts them into its Arrow files. Seen: to_parquet stores the paths
+# of this machine and no bytes, without a word, so the file holds no image on another one. Embedding
+# them first (map over the arrow format) gives the bytes.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -10,7 +10,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet \
-    "pillow==12.3.0" "simplejpeg==1.9.0" "opencv-python-headless==4.13.0.90" "numpy<3"
+    "pillow==12.3.0" "simplejpeg==1.9.0" "opencv-python-headless==4.13.0.90" "numpy==2.4.6"
 cat > "$folder/run.py" <<'PYTHON'
 import io
 from importlib.metadata import version

@@ -6,7 +6,7 @@ set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet "pylance==14.0.0" "pyarrow"
+"$folder/venv/bin/pip" install --quiet "pylance==14.0.0" "pyarrow==25.0.1"
 cat > "$folder/run.py" <<'PYTHON'
 import sys
 from pathlib import Path

@@ -7,7 +7,7 @@ set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet "pycocotools==2.0.11" "numpy<3"
+"$folder/venv/bin/pip" install --quiet "pycocotools==2.0.11" "numpy==2.4.6"
 cat > "$folder/run.py" <<'PYTHON'
 import contextlib
 import io

@@ -8,7 +8,7 @@ set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet "torch==2.9.1" "torch_xla==2.9.0" "numpy<3"
+"$folder/venv/bin/pip" install --quiet "torch==2.9.1" "torch_xla==2.9.0" "numpy==2.4.6"
 cat > "$folder/run.py" <<'PYTHON'
 from importlib.metadata import version
 

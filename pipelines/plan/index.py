@@ -249,7 +249,8 @@ class _Examiner:
                 return _reject(sample, "json", json, str(error))
             marks += sorted(changes)
             changed = small_masks | ({} if moved is json else {"json": moved})
-            sample = msgspec.structs.replace(sample, fields=sample.fields | changed)
+            if changed:
+                sample = msgspec.structs.replace(sample, fields=sample.fields | changed)
         stored = stored_field(image.field, options) if image.field else ""
         if stored != sample.image and stored in sample.fields:
             reason = f"its image would be stored as {stored}, which it has already"

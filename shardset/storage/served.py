@@ -60,8 +60,8 @@ def refuse_compressed(encoding: str | None, name: str, where: str) -> None:
     """Raises StorageError for an object whose bytes are the gzip of what its name says."""
     if encoding == "gzip" and not name.endswith((".gz", ".tgz")):
         raise StorageError(
-            f"{where}: is stored with `Content-Encoding: gzip`, so its bytes are not those of the"
-            " file; upload it again without compression (gcloud storage cp without --gzip-...)"
+            f"{where}: is stored with `Content-Encoding: gzip`, so it is not the file itself;"
+            " upload it again without compression (gcloud storage cp without --gzip-...)"
         )
 
 

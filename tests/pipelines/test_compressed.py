@@ -14,7 +14,7 @@ from tests.makers.images import image_bytes
 from tests.makers.shardset import png_samples, write_shard_set
 
 HERE = "--runner=FnApiRunner", "--direct_running_mode=in_memory"
-SAID = "is stored with `Content-Encoding: gzip`, so its bytes are not those of the file; upload it"
+SAID = "is stored with `Content-Encoding: gzip`, so it is not the file itself; upload it"
 
 
 @pytest.fixture(params=[pytest.param("gcs", marks=pytest.mark.gcs), "s3"])
