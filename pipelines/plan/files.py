@@ -111,10 +111,11 @@ class PlanFiles:
 
     @contextmanager
     def while_current(self) -> Iterator[None]:
-        """A block that runs only while the output belongs to this build; errors that another build
-        caused say so.
+        """A block whose errors say so if another build caused them.
+
+        It does not ask first. A build that starts there replaces the files that a step reads, and
+        a step replaces no file without a look at whose output it is.
         """
-        self.check_current()
         try:
             yield
         except _SIGNS_OF_ANOTHER_BUILD:

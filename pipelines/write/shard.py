@@ -75,7 +75,6 @@ class ShardWriter:
             path, self._samples(split, number), plan.splits[split].fields, writer
         )
         record = ShardRecord(plan_digest=plan.digest, written=written)
-        self.files.check_current()
         self.files.write(name, msgspec.json.encode(record))
         return FinishedShard(written.shard, labels, is_new=True)
 
