@@ -59,7 +59,7 @@ def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
     ):
         units = write_units(survey.units, lines)
         start = _Start(config, output, source.input, survey)
-        files, file, kept = start.begin(_describe(config, survey, units), lines)
+        files, file, kept, resumes = start.begin(_describe(config, survey, units), lines)
     num_bytes = survey.num_bytes or sum(survey.objects.values())
     return PreparedBuild(
         config=config,
@@ -69,6 +69,7 @@ def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
         units=units,
         num_bytes=num_bytes,
         kept=kept,
+        resumes=resumes,
     )
 
 
@@ -85,9 +86,9 @@ class _Start:
 
     def begin(
         self, file: BuildFile, lines: IO[bytes]
-    ) -> tuple[PlanFiles, BuildFile, replacing.Kept]:
+    ) -> tuple[PlanFiles, BuildFile, replacing.Kept, bool]:
         """Writes `plan/build.json` and the survey's `lines`, unless the same build has already
-        begun there.
+        begun there, which it says last.
 
         Removes what another build left unfinished, and returns what it could not remove, but keeps
         a finished set until it is replaced. Raises ConfigError, with nothing removed, if this build
@@ -113,7 +114,7 @@ class _Start:
             )
             if file != old:  # other libraries, on which no byte depends so far
                 _write_build(files, file, generation)
-            return files, file, {}
+            return files, file, {}, True
         manifest_generation = plan_files.generation_of(output, naming.MANIFEST)
         replaced = replacing.manifest_at(output, naming.MANIFEST)
         why = f" ({'; '.join(changes)})" if changes else ""
@@ -165,7 +166,7 @@ class _Start:
             file, ready=True, before=[suffix] if suffix in before else []
         )
         _write_build(files, file, generation)
-        return PlanFiles(output, file.digest), file, kept
+        return PlanFiles(output, file.digest), file, kept, False
 
     def _refuse_foreign(self) -> None:
         url = self.output.url

@@ -53,7 +53,7 @@ class PreparedBuild:
     are.
 
     `num_bytes` is the size of the input. `kept` are files of earlier builds that could not be
-    removed.
+    removed. A build that `resumes` finds shards that it has finished.
     """
 
     config: BuildConfig
@@ -63,6 +63,7 @@ class PreparedBuild:
     units: WrittenUnits
     num_bytes: int
     kept: Kept
+    resumes: bool = False
 
 
 def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = False) -> None:
@@ -75,7 +76,7 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
     file = msgspec.structs.replace(build.file, classes=None)
     classes = build.file.classes
     num_classes = MAX_LABEL + 1 if classes is None else len(classes)
-    writer = ShardWriter(files, source.input, config.image, file)
+    writer = ShardWriter(files, source.input, config.image, file, build.resumes)
     # A shuffle before a step keeps the runner from fusing it with the step before, which would
     # limit its workers.
     indexed = (

@@ -1,8 +1,8 @@
 """Writes a shard. Its bytes depend only on the plan and on the raw bytes that the plan names."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import tee
 from typing import NamedTuple
 
@@ -21,14 +21,14 @@ from pipelines.plan.range_reads import fetch
 from pipelines.plan.records import BuildFile, PlanFile, ShardRecord
 from pipelines.plan.tables import UnitRow
 from pipelines.sources.base import Extent
-from shardset.errors import NotFound, SourceError, UndecodableImage
+from shardset.errors import NotFound, PreconditionFailed, SourceError, UndecodableImage
 from shardset.format import naming
 from shardset.format.manifest import IndexFile, Shard
 from shardset.format.originals import stored_key
 from shardset.format.tar import StoredSample
-from shardset.format.write import write_shard
+from shardset.format.write import OpenWriter, write_shard
 from shardset.read.indexes import read_index
-from shardset.storage.base import ABSENT, Storage
+from shardset.storage.base import ABSENT, ObjectWriter, Storage
 from shardset.storage.checked import stored_crc32c
 
 _CHUNK_ROWS = 512
@@ -46,16 +46,21 @@ class FinishedShard(NamedTuple):
 class ShardWriter:
     """Writes the shards of a build; pickles.
 
-    `build` travels without its classes.
+    `build` travels without its classes. Only a build that `resumes` looks for shards that it has
+    finished; another one meets them, or late files of the build before it, when it writes.
     """
 
     files: PlanFiles
     input: Storage
     image: ImageOptions
     build: BuildFile
+    resumes: bool
 
     def write(self, plan: PlanFile, split: str, number: int) -> FinishedShard:
         """Writes a shard, unless an earlier attempt had finished it."""
+        if not self.resumes and not self.build.replaces:
+            with suppress(PreconditionFailed):
+                return self._write(plan, split, number, self._create)
         name, output = paths.record_path(split, number), self.files.output
         # Replaces a shard that does not match its record, or that another build wrote; never a file
         # of unknown origin.
@@ -67,15 +72,18 @@ class ShardWriter:
                 is_stored(output, each) for each in (shard, shard.index)
             ):
                 return FinishedShard(shard, read_index(output, shard)["label"], is_new=False)
+        writer = self.files.writer if file or self.build.replaces else self._create
+        return self._write(plan, split, number, writer)
+
+    def _create(self, name: str) -> ObjectWriter:
+        return self.files.output.writer(name, if_generation=ABSENT)
+
+    def _write(self, plan: PlanFile, split: str, number: int, writer: OpenWriter) -> FinishedShard:
         path = naming.shard_path(split + self.build.suffix, split, number)
-        writer = self.files.writer
-        if file is None and not self.build.replaces:
-            writer = partial(output.writer, if_generation=ABSENT)
-        written, labels = write_shard(
-            path, self._samples(split, number), plan.splits[split].fields, writer
-        )
+        fields = plan.splits[split].fields
+        written, labels = write_shard(path, self._samples(split, number), fields, writer)
         record = ShardRecord(plan_digest=plan.digest, written=written)
-        self.files.write(name, msgspec.json.encode(record))
+        self.files.write(paths.record_path(split, number), msgspec.json.encode(record))
         return FinishedShard(written.shard, labels, is_new=True)
 
     def _samples(self, split: str, number: int) -> Iterator[StoredSample]:
