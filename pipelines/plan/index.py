@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress, islice
+from itertools import compress
+from typing import TypeVar
 
 import msgspec
 
@@ -34,7 +35,12 @@ from shardset.format.labels import MAX_LABEL
 from shardset.storage.base import ObjectWriter, Storage
 from shardset.storage.checked import read_twice
 
+T = TypeVar("T")
+
 BATCH = 64
+
+MAX_RECENT_BYTES = 16 << 20
+"""A batch of samples ends when its contents are so large."""
 
 MAX_INLINE_BYTES = 1024
 """Larger fields go to the unit's spool, smaller ones into the sample's row: planning holds many
@@ -47,8 +53,8 @@ class UnitSpool:
 
     def __init__(self, files: PlanFiles, path: str, stack: ExitStack) -> None:
         self.path = path
-        self.recent: dict[int, bytes] = {}
-        """The contents of the current batch, by offset."""
+        self.recent: dict[Extent, bytes] = {}
+        """The contents of the current batch that the source has read."""
         self._files, self._stack = files, stack
         self._writer: ObjectWriter | None = None
         self._size = 0
@@ -58,10 +64,26 @@ class UnitSpool:
         if self._writer is None:  # most units need no spool
             self._writer = self._stack.enter_context(self._files.writer(self.path))
         self._writer.write(content)
-        self.recent[self._size] = content
         extent = Extent(SPOOL, "", self._size, len(content), crc32c_of(content))
+        self.show(extent, content)
         self._size += len(content)
         return extent
+
+    def show(self, extent: Extent, content: bytes) -> None:
+        """Keeps the content of an extent until the batch is examined."""
+        self.recent[extent] = content
+
+    def batches(self, samples: Iterable[T]) -> Iterator[list[T]]:
+        """The samples in batches whose contents fit into memory."""
+        batch: list[T] = []
+        for sample in samples:
+            batch.append(sample)
+            if len(batch) == BATCH or sum(map(len, self.recent.values())) >= MAX_RECENT_BYTES:
+                yield batch
+                batch = []
+                self.recent.clear()
+        if batch:
+            yield batch
 
 
 def index_unit(
@@ -123,7 +145,7 @@ def _read_samples(
     """
     rows: list[UnitRow] = []
     rejected: list[QuarantineEntry] = []
-    num_known = Counter[str]()
+    num_known, replaced = Counter[str](), set[str]()
     labels = addition.labels if addition else ()
     with ExitStack() as stack:
         spool = UnitSpool(files, paths.spool_path(ref.number), stack)
@@ -134,7 +156,8 @@ def _read_samples(
             relabelled(sample, labels, num_classes)
             for sample in source.index(read_unit(files.output, ref), spool)
         )
-        while batch := list(islice(samples, BATCH)):
+        for batch in spool.batches(samples):
+            replaced.update(one.replaces for one in batch if isinstance(one, Rejected))
             if addition and addition.known == "name":
                 is_new = ~known(files, addition, batch)
                 num_known.update(sample.split for sample in compress(batch, ~is_new))
@@ -144,8 +167,7 @@ def _read_samples(
                     rows.append(row)
                 else:
                     rejected.append(row)
-            spool.recent.clear()
-    return rows, rejected, num_known
+    return [row for row in rows if row.name not in replaced], rejected, num_known
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,26 +183,27 @@ class _Examiner:
 
     def rows(self, batch: Sequence[RawSample | Rejected]) -> Iterator[UnitRow | QuarantineEntry]:
         """A row or a quarantine entry for each sample, in order."""
-        for sample, contents in zip(batch, self._fetch(batch), strict=True):
+        for sample, contents in zip(batch, self._fetch(batch, self.spool.recent), strict=True):
             if isinstance(sample, Rejected):
                 yield _entry(sample, contents[0] if contents else b"")
                 continue
             row = self._row(sample, contents)
             # reads again: the bytes may be damaged in transfer only
             if not isinstance(row, UnitRow) and contents:
-                [again] = self._fetch([sample])
+                [again] = self._fetch([sample], {})
                 row = row if again == contents else self._row(sample, again)
             yield row
 
-    def _fetch(self, samples: Sequence[RawSample | Rejected]) -> Iterator[list[bytes]]:
-        """The contents of the extents of each sample; compares what its source has seen with a
-        second read.
-        """
-        fetched = fetch(
-            ([*self._extents(sample), *sample.seen] for sample in samples), self.input, self.output
-        )
-        for sample, contents in zip(samples, fetched, strict=True):
-            yield contents[: len(contents) - len(sample.seen)]
+    def _fetch(
+        self, samples: Sequence[RawSample | Rejected], recent: Mapping[Extent, bytes]
+    ) -> Iterator[list[bytes]]:
+        """The contents of the extents of each sample; reads those that are not `recent`."""
+        wanted = [self._extents(sample) for sample in samples]
+        missing = ([extent for extent in extents if extent not in recent] for extents in wanted)
+        fetched = fetch(missing, self.input, self.output)
+        for extents, contents in zip(wanted, fetched, strict=True):
+            remaining = iter(contents)
+            yield [recent[extent] if extent in recent else next(remaining) for extent in extents]
 
     def _extents(self, sample: RawSample | Rejected) -> list[Extent]:
         """The extents that must be read to examine a sample."""
@@ -204,7 +227,7 @@ class _Examiner:
             if isinstance(content, bytes):
                 data = content
             elif content.object == SPOOL:
-                data = self.spool.recent.get(content.offset)
+                data = self.spool.recent.get(content)
             else:
                 data = next(remaining, None)
             if data is not None:

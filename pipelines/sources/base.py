@@ -67,10 +67,6 @@ class RawSample(msgspec.Struct, frozen=True, kw_only=True):
     the extension by content. `label` is -1 if there is none; the build adds the `cls` field unless
     `fields` already has one.
 
-    `seen` are byte ranges of the input that decided what this says, with the CRC32C of what the
-    source read there. The build reads them again, as it does extents that have a CRC32C, and
-    indexes the unit again if a bit was flipped.
-
     `drawn_by` decides on a holdout in place of the key, if that depends on the place of the input.
     """
 
@@ -80,7 +76,6 @@ class RawSample(msgspec.Struct, frozen=True, kw_only=True):
     label: int
     image: str
     fields: dict[str, Extent | bytes]
-    seen: tuple[Extent, ...] = ()
     drawn_by: str = ""
 
 
@@ -89,14 +84,14 @@ class Rejected:
     """Something that can't become a sample: its name, the reason, and where its bytes are, if they
     can be located.
 
-    `seen` is as in `RawSample`.
+    `replaces` names an earlier sample of the unit that this stands for, "" if there is none.
     """
 
     name: str
     split: str
     reason: str
     extent: Extent | None = None
-    seen: tuple[Extent, ...] = ()
+    replaces: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,12 +121,19 @@ class Survey:
 
 
 class Spool(Protocol):
-    """Stores the bytes of samples that can't be read by range from the input (compressed archives,
-    arrays).
-    """
+    """Takes the bytes of samples that a source reads."""
 
     def add(self, content: bytes) -> Extent:
-        """Where the bytes will be; the extent has `object == SPOOL`."""
+        """Stores bytes that can't be read by range from the input (compressed archives, arrays).
+
+        Returns where they will be; the extent has `object == SPOOL`.
+        """
+        ...
+
+    def show(self, extent: Extent, content: bytes) -> None:
+        """Passes on what the source has read of the input on its way, so that the build need not
+        read it to examine the next sample.
+        """
         ...
 
 

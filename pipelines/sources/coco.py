@@ -196,7 +196,7 @@ class _File:
         num_parts = 1 + stat.num_bytes // PART_BYTES
         parts = [SpilledList(1 + _WAITING // num_parts) for _ in range(num_parts)]
         categories = dict[int, _Category]()
-        for section, text in elements(RangeFile(storage, stat, twice=True), self.path):
+        for section, text in elements(RangeFile(storage, stat), self.path):
             if section not in _KINDS or text == "null":
                 continue
             self._num_annotations += section == "annotations"

@@ -2,8 +2,8 @@
 labels, any others.
 
 The survey reads the footers, labels and paths, a thousandth of the bytes. A unit is a run of row
-groups; a worker reads its images a few at a time. Few files have checksums of their pages, so each
-range of a bucket is read twice.
+groups; a worker reads its images a few at a time. Checksums of pages are compared where a file has
+them, which few have.
 """
 
 import json
@@ -136,7 +136,7 @@ class HuggingFace:
         """The rows of a run of row groups, in order, with their images in the spool."""
         stat = Stat(**unit["object"])
         where = f"{self.input.url}/{stat.name}"
-        with RangeFile(self.input, stat, twice=True) as file:
+        with RangeFile(self.input, stat) as file:
             opened = parquet.open_parquet(file, where)
             table = ImageTable.of(opened.schema_arrow, self.image_column, self.label_column, where)
             columns, row_groups = [table.columns.path, *table.extra], range(*unit["row_groups"])
@@ -179,7 +179,7 @@ class HuggingFace:
         each row.
         """
         where = f"{self.input.url}/{file.stat.name}"
-        with RangeFile(self.input, file.stat, _SURVEY_WINDOW, twice=True) as opened:
+        with RangeFile(self.input, file.stat, _SURVEY_WINDOW) as opened:
             footer = parquet.open_parquet(opened, where)
             table = ImageTable.of(footer.schema_arrow, self.image_column, self.label_column, where)
             metadata = footer.metadata

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from msgspec.structs import asdict
 
 from pipelines.sources import objects
-from pipelines.sources.base import UNREAD, Extent, RawSample, Rejected, Spool, Survey, Unit
+from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.tar import (
     SCATTERED_BYTES,
     header_window,
     is_passed,
-    read_member,
     reject_reason,
+    show_passed,
     walk,
 )
 from pipelines.sources.synsets import (
@@ -28,7 +28,6 @@ from pipelines.sources.synsets import (
     read_mapping,
     read_solution,
 )
-from shardset.checksum import crc32c_of
 from shardset.errors import ChangedInput, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import ClassInfo
@@ -88,7 +87,7 @@ class ImageNet:
         """The samples of one inner tar, one class folder or all validation images; raises
         SourceError if damaged.
         """
-        found = _in_tar(self.input, unit) if "tar" in unit else _in_folder(self.input, unit)
+        found = _in_tar(self.input, unit, spool) if "tar" in unit else _in_folder(self.input, unit)
         for name, extent, reason in found:
             label = reason or _label_in(unit, name)
             if isinstance(label, str):
@@ -192,16 +191,18 @@ def _inner_tars(storage: Storage, train: Stat, where: str) -> tuple[_Classes, li
     return units, _stray_notes(strays, f"in {TRAIN_TAR} that are no nNNNNNNNN.tar")
 
 
-def _in_tar(storage: Storage, unit: Unit) -> Iterator[_Found]:
+def _in_tar(storage: Storage, unit: Unit, spool: Spool) -> Iterator[_Found]:
     tar, start = Stat(**unit["tar"]), unit.get("start", 0)
+    stop = unit.get("stop", tar.num_bytes)
     path = f"{tar.name}/{unit['inner']}" if "inner" in unit else tar.name
     where = f"{storage.url}/{path}" + (f" (from byte {start})" if start else "")
-    with RangeFile(storage, tar, header_window(storage)) as file:
-        for member in walk(file, where, start, unit.get("stop")):
-            reason, crc32c = reject_reason(member), UNREAD
+    # a window reads no byte of the next tar
+    with RangeFile(storage, tar, max(1, min(header_window(storage), stop - start))) as file:
+        for member in walk(file, where, start, stop):
+            reason = reject_reason(member)
+            extent = Extent(tar.name, tar.generation, member.offset_data, member.size)
             if is_passed(member, storage):
-                crc32c = crc32c_of(read_member(file, member))
-            extent = Extent(tar.name, tar.generation, member.offset_data, member.size, crc32c)
+                extent, _ = show_passed(file, extent, spool)
             yield f"{path}/{member.name}", None if reason else extent, reason
 
 

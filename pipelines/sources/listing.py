@@ -48,6 +48,7 @@ from pipelines.sources.objects import (
 from shardset.errors import ConfigError, SourceError
 from shardset.format.labels import NO_LABEL
 from shardset.storage.base import Stat, Storage, join, stat_or_none
+from shardset.storage.checked import read_twice
 from shardset.storage.open import is_absolute, open_file
 
 ENTRIES_PER_UNIT = 10_000
@@ -95,7 +96,7 @@ class Listing:
         Raises SourceError for an unexpected row. A missing file isn't an error here:
         `index` rejects it.
         """
-        rows, survey = self.listed()
+        rows, survey = read_twice(self.listed)
         if not rows:
             raise SourceError(f"{self._where}: no rows, expected one for each image")
         labels = {info.name: info.label for info in survey.classes or ()}
@@ -159,7 +160,7 @@ class Listing:
                 f"{self._where}: no such listing; name a .csv, .tsv, .jsonl or .parquet file as"
                 " input"
             )
-        file = RangeFile(self.input, listing, twice=True)
+        file = RangeFile(self.input, listing)
         table = READERS[extension(self.file)](file, self._where)
         columns = choose_columns(
             [name for name in table.names if name not in self.files.values()],

@@ -75,7 +75,7 @@ class ExistingSet:
         """The samples of a tar that the set or view takes, in its order."""
         part = load_in_worker(self.url, unit["digest"]).part(unit["split"])
         for id_, sample in enumerate(
-            samples_of(self.input, Stat(**unit["tar"]), unit["split"]), unit["first_id"]
+            samples_of(self.input, Stat(**unit["tar"]), unit["split"], spool), unit["first_id"]
         ):
             ids = np.array([id_])
             if not part.selection.has(ids).item():

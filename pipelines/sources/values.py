@@ -73,7 +73,7 @@ def open_values(config: ColumnConfig, split_sizes: Sequence[int]) -> Values:
         return _tars(config)
     storage, name = open_file(config.source)
     stat = storage.stat(name)
-    file, identity = RangeFile(storage, stat, twice=True), (config.source, stat.generation)
+    file, identity = RangeFile(storage, stat), (config.source, stat.generation)
     if name.endswith(".parquet"):
         return Values(identity, stat.num_bytes, *_table(file, config))
     try:
@@ -91,7 +91,7 @@ def open_values(config: ColumnConfig, split_sizes: Sequence[int]) -> Values:
         raise refused(config, f"{found}, for {split_sizes} samples (choose one split by --split)")
 
     def read(rows: Sequence[int]) -> Sequence[Value]:
-        own = RangeFile(storage, stat, twice=True)  # threads of a worker read at once
+        own = RangeFile(storage, stat)  # threads of a worker read at once
         own.seek(start + rows[0] * size)
         values = np.frombuffer(own.read(len(rows) * size), dtype).reshape(len(rows), *shape[1:])
         return [np.asarray(value) for value in values]  # a number is an array too

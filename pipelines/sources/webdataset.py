@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,6 @@ from pipelines.holdout import REST
 from pipelines.sources.base import (
     APART,
     HIDDEN,
-    UNREAD,
     Extent,
     RawSample,
     Rejected,
@@ -32,16 +30,15 @@ from pipelines.sources.formats.tar import (
     is_passed,
     read_member,
     reject_reason,
+    show_passed,
     walk,
 )
 from pipelines.sources.objects import advice_in, is_hidden, refuse_missing_parts, refuse_odd_name
-from shardset.checksum import crc32c_of
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.labels import MAX_LABEL, NO_LABEL, plain_label
 from shardset.format.naming import MANIFEST, is_field, split_member
-from shardset.format.tar import BLOCK
 from shardset.program import count, some_of
 from shardset.storage.base import Stat, Storage
 from shardset.storage.open import is_address, open_storage
@@ -123,7 +120,7 @@ class WebDataset:
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """The samples of one tar in its order; raises SourceError if the tar is damaged."""
-        yield from samples_of(self.input, Stat(**unit["tar"]), unit["split"])
+        yield from samples_of(self.input, Stat(**unit["tar"]), unit["split"], spool)
 
 
 def split_in(tar: str) -> str:
@@ -227,29 +224,30 @@ NOWHERE = Extent("", "", 0, 0)
 
 
 class TarGroupMember(NamedTuple):
-    """A member of a tar: where its content and its extension header are, and the content if it
-    decides on the sample.
+    """A member of a tar: where its content is, and the content if it decides on the sample.
 
-    A CRC32C is UNREAD where the walk does not read the bytes, and on a disk, which is trusted. An
-    extension header has no checksum.
+    The CRC32C is UNREAD where the walk does not read the bytes.
     """
 
     name: str
     field: str
     reason: str | None
     content: bytes | None
-    header: Extent = NOWHERE
     extent: Extent = NOWHERE
 
 
-def samples_of(storage: Storage, tar: Stat, split: str) -> Iterator[RawSample | Rejected]:
+def samples_of(
+    storage: Storage, tar: Stat, split: str, spool: Spool
+) -> Iterator[RawSample | Rejected]:
     """The samples of a tar in its order, then its members without a key; SourceError if it is
     damaged.
+
+    A sample whose key comes again is replaced at the end.
     """
     left_out: list[tuple[TarGroupMember, str]] = []
-    groups: list[tuple[str, list[TarGroupMember], int | str]] = []
+    firsts, replaced = dict[str, TarGroupMember | None](), dict[str, TarGroupMember]()
     with RangeFile(storage, tar, header_window(storage)) as file:
-        read = partial(_read, storage, tar, file)
+        read = partial(_read, storage, tar, file, spool)
         infos = walk(file, f"{storage.url}/{tar.name}")
         for key, group in grouped(infos, lambda info, why: left_out.append((read(info), why))):
             members = [*map(read, group)]
@@ -258,12 +256,21 @@ def samples_of(storage: Storage, tar: Stat, split: str) -> Iterator[RawSample | 
                 # of a json, which stays where it is
                 if len(member.content or b"") > MAX_INLINE_BYTES:
                     members[at] = member._replace(content=None)
-            groups.append((key, members, label))
-    numbers = Counter(key for key, *_ in groups)
-    groups.reverse()
-    while groups:  # each leaves the memory as it becomes a row
-        key, members, label = groups.pop()
-        yield _sample(tar.name, split, key, members, label if numbers[key] == 1 else APART)
+            if key in firsts:
+                label = APART
+                if first := firsts[key]:
+                    replaced.setdefault(key, first)
+            else:
+                firsts[key] = members[0] if isinstance(label, int) else None
+            yield _sample(tar.name, split, key, members, label)
+    for key, first in replaced.items():
+        yield Rejected(
+            name=f"{tar.name}/{first.name}",
+            split=split,
+            reason=APART,
+            extent=first.extent,
+            replaces=f"{tar.name}/{key}",
+        )
     for member, reason in left_out:
         yield _sample(tar.name, split, "", [member], reason)
 
@@ -289,33 +296,25 @@ def grouped(
     return groupby(filter(is_in_a_sample, infos), lambda info: split_member(info.name)[0])
 
 
-def _read(storage: Storage, tar: Stat, file: BinaryIO, info: TarInfo) -> TarGroupMember:
+def _read(
+    storage: Storage, tar: Stat, file: BinaryIO, spool: Spool, info: TarInfo
+) -> TarGroupMember:
     """The member of a header that the walk has just given: the window of the file still holds what
     follows.
     """
-    reason, field, num_header_bytes = reject_reason(info), split_member(info.name)[1].lower(), BLOCK
-    header_crc32c = UNREAD
-    if storage.is_remote and not reason and info.offset_data - info.offset > BLOCK:
-        num_header_bytes = info.offset_data - info.offset
-        file.seek(info.offset)
-        header_crc32c = crc32c_of(file.read(num_header_bytes))
-    is_kept, is_read = (
-        not reason and info.size <= _READ_BYTES.get(field, -1),
-        is_passed(info, storage),
-    )
-    content = read_member(file, info) if is_kept or is_read else b""
+    reason, field = reject_reason(info), split_member(info.name)[1].lower()
+    is_kept = not reason and info.size <= _READ_BYTES.get(field, -1)
+    extent = Extent(tar.name, tar.generation, info.offset_data, info.size)
+    content = b""
+    if is_passed(info, storage):
+        extent, content = show_passed(file, extent, spool)
+    elif is_kept:
+        content = read_member(file, info)
     return TarGroupMember(
         name=info.name,
         field=field,
         reason=reason,
-        header=Extent(tar.name, tar.generation, info.offset, num_header_bytes, header_crc32c),
-        extent=Extent(
-            tar.name,
-            tar.generation,
-            info.offset_data,
-            info.size,
-            crc32c_of(content) if is_read else UNREAD,
-        ),
+        extent=extent,
         content=content if is_kept else None,
     )
 
@@ -324,11 +323,6 @@ def _sample(
     tar: str, split: str, key: str, members: Sequence[TarGroupMember], label: int | str
 ) -> RawSample | Rejected:
     """The sample with that label, or Rejected if it is the reason."""
-    decisive = [
-        member.extent for member in members if member.content is not None or member.field == "json"
-    ]
-    read = [*(member.header for member in members), *decisive]
-    seen = tuple(extent for extent in read if extent.crc32c != UNREAD)
     fields: dict[str, Extent | bytes] = {
         member.field: member.extent if member.content is None else member.content
         for member in members
@@ -346,7 +340,6 @@ def _sample(
             split=split,
             reason=label,
             extent=None if first.reason else first.extent,
-            seen=seen,
         )
     return RawSample(
         name=f"{tar}/{key}",
@@ -355,7 +348,6 @@ def _sample(
         label=label,
         image=next((member.field for member in members if member.field in FIELD_OF_EXTENSION), ""),
         fields=fields,
-        seen=seen,
     )
 
 

@@ -18,6 +18,9 @@ class MemorySpool:
         self.data += content
         return extent
 
+    def show(self, extent: Extent, content: bytes) -> None:
+        """Keeps nothing of the input."""
+
     def content(self, extent: Extent) -> bytes:
         """The bytes of an extent of this spool."""
         return bytes(self.data[extent.offset : extent.offset + extent.num_bytes])

@@ -8,6 +8,8 @@ from urllib.parse import unquote
 import pytest
 
 from pipelines.build import build
+from shardset.errors import ChangedInput, ManifestError
+from shardset.format import manifest as manifests
 from tests.faulty_proxy import Fault, FaultyProxy, in_turn, is_media, is_upload
 from tests.makers.built import HERE, add, config_of
 from tests.makers.cifar import cifar100, python_files
@@ -66,20 +68,38 @@ def flips_each_range_once(folder):
     return script
 
 
-@pytest.mark.slow
-@pytest.mark.gcs
-@pytest.mark.parametrize("source", ["imagenet", "listing", "webdataset"])
-def test_a_bit_that_is_flipped_once_in_each_range_of_the_input_changes_nothing(
-    source, raw, tmp_path, gcs_root, gcs_emulator, monkeypatch
-):
+@pytest.fixture
+def flipping(raw, gcs_root, gcs_emulator, monkeypatch):
+    """The address of the input behind a proxy that flips a bit of each range once."""
     upload(raw, f"{gcs_root}/raw")
-    config = config_of(f"{gcs_root}/raw/{INPUTS[source]}", f"{gcs_root}/out", source=source)
-    build(replace(config, input=f"{raw}/{INPUTS[source]}", output=str(tmp_path / "out")), HERE)
     with FaultyProxy(gcs_emulator) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
         proxy.script = flips_each_range_once("/raw/")
-        build(config, HERE)
+        yield f"{gcs_root}/raw"
+
+
+@pytest.mark.slow
+@pytest.mark.gcs
+@pytest.mark.parametrize("source", ["listing", "webdataset"])
+def test_a_bit_that_is_flipped_once_in_each_range_of_the_input_changes_nothing(
+    source, raw, tmp_path, gcs_root, flipping
+):
+    config = config_of(f"{flipping}/{INPUTS[source]}", f"{gcs_root}/out", source=source)
+    build(replace(config, input=f"{raw}/{INPUTS[source]}", output=str(tmp_path / "out")), HERE)
+    build(config, HERE)
     assert files_of(f"{gcs_root}/out") == files_of(tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.gcs
+def test_a_bit_of_an_image_that_was_flipped_at_the_first_look_at_an_inner_tar_is_an_error(
+    gcs_root, flipping
+):
+    config = config_of(f"{flipping}/{INPUTS['imagenet']}", f"{gcs_root}/out", source="imagenet")
+    with pytest.raises(ChangedInput, match=r"img_train\.tar.*its bytes changed.*read twice"):
+        build(config, HERE)
+    with pytest.raises(ManifestError, match="no manifest"):
+        manifests.load(f"{gcs_root}/out")
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import pytest
 
 import shardset
 from pipelines import cli
+from pipelines.plan.paths import is_plan_file
 from shardset.storage.open import open_storage
 from tests.makers import cifar, imagenet
 from tests.makers.built import built, config_of
@@ -148,7 +149,8 @@ def tar_set():
     url, _ = stored(folder())
     built(config_in(url, "folder"))
     storage = open_storage(f"{url}/out")
-    return {stat.name: storage.read(stat.name) for stat in storage.list()}
+    names = [stat.name for stat in storage.list()]
+    return {name: storage.read(name) for name in names if not is_plan_file(name)}
 
 
 SOURCES = {

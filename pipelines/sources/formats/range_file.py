@@ -6,9 +6,9 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardset.errors import ChangedInput, NotFound, PreconditionFailed
+from shardset.checksum import crc32c_text, extend_crc32c
+from shardset.errors import ChangedInput, NotFound, PreconditionFailed, SourceError
 from shardset.storage.base import Stat, Storage
-from shardset.storage.checked import read_same_twice
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -24,25 +24,23 @@ class RangeFile(io.BufferedReader):
     bytes: choose a small one for scattered reads. Any read raises ChangedInput if the object has
     been replaced.
 
-    A bucket keeps a checksum of the whole object, none of a range. With `twice`, a range from a
-    bucket is read until two reads agree: for content whose format has no checksum, and which
-    nothing compares later.
+    A bucket keeps a checksum of the object, none of a range. Who reads the object from start to
+    end gets SourceError at its end if it is not that of the bytes read.
     """
 
-    def __init__(
-        self, storage: Storage, stat: Stat, window: int = WINDOW_BYTES, *, twice: bool = False
-    ) -> None:
-        super().__init__(Ranges(storage, stat, twice and storage.is_remote), window)
+    def __init__(self, storage: Storage, stat: Stat, window: int = WINDOW_BYTES) -> None:
+        super().__init__(Ranges(storage, stat), window)
 
 
 @dataclass(eq=False)
 class Ranges(io.RawIOBase):
-    """Each `readinto` is one ranged read."""
+    """Each `readinto` is one ranged read; `crc` is of the first `num_summed` bytes."""
 
     storage: Storage
     stat: Stat
-    twice: bool = False
     position: int = 0
+    num_summed: int = 0
+    crc: int = 0
 
     def readable(self) -> bool:
         return True
@@ -71,10 +69,19 @@ class Ranges(io.RawIOBase):
         if start >= stop:
             return b""
         self.position = stop
-        if self.twice and stop - start < self.stat.num_bytes:  # the bucket compares a whole object
-            where = f"{self.storage.url}/{self.stat.name} bytes {start} to {stop}"
-            return read_same_twice(lambda: self._read(start, stop), where)
-        return self._read(start, stop)
+        data = self._read(start, stop)
+        if self.stat.crc32c and start <= self.num_summed < stop:
+            self._add_up(data[self.num_summed - start :])
+        return data
+
+    def _add_up(self, data: bytes) -> None:
+        self.crc, self.num_summed = extend_crc32c(self.crc, data), self.num_summed + len(data)
+        found = crc32c_text(self.crc)
+        if self.num_summed == self.stat.num_bytes and found != self.stat.crc32c:
+            raise SourceError(
+                f"{self.storage.url}/{self.stat.name}: read with the CRC32C {found}, expected the"
+                f" bucket's {self.stat.crc32c}; check the network and try again"
+            )
 
     def _read(self, start: int, stop: int) -> bytes:
         where = f"{self.storage.url}/{self.stat.name}"

@@ -10,7 +10,10 @@ from collections.abc import Collection, Iterator
 from typing import IO, Any, BinaryIO, cast
 
 from isal import igzip, isal_zlib
+from msgspec.structs import replace
 
+from pipelines.sources.base import Extent, Spool
+from shardset.checksum import crc32c_of
 from shardset.errors import SourceError
 from shardset.format.images import other_file
 from shardset.format.tar import BLOCK, END
@@ -51,11 +54,17 @@ def header_window(storage: Storage) -> int:
 
 
 def is_passed(member: tarfile.TarInfo, storage: Storage) -> bool:
-    """Whether the walk of a tar in a bucket reads the content of a member along with the headers.
-
-    Then the source can give its CRC32C, and whoever reads it later can compare.
-    """
+    """Whether the walk of a tar in a bucket reads the content of a member with the headers."""
     return storage.is_remote and member.size <= _REMOTE_BYTES and reject_reason(member) is None
+
+
+def show_passed(file: BinaryIO, extent: Extent, spool: Spool) -> tuple[Extent, bytes]:
+    """The extent of such a member with its CRC32C, and its content, which the build gets too."""
+    file.seek(extent.offset)
+    content = file.read(extent.num_bytes)
+    extent = replace(extent, crc32c=crc32c_of(content))
+    spool.show(extent, content)
+    return extent, content
 
 
 def read_member(file: BinaryIO, member: tarfile.TarInfo) -> bytes:

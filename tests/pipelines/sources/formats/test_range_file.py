@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.sources.formats.range_file import RangeFile
-from shardset.errors import ChangedInput
+from shardset.errors import ChangedInput, SourceError
+from shardset.storage.base import Stat
 from shardset.storage.open import open_storage
 
 CONTENT = bytes(range(256)) * 5
@@ -66,3 +67,17 @@ def test_an_object_that_is_replaced_or_removed_while_it_is_read_is_an_error(stor
     (tmp_path / "a").unlink()
     with pytest.raises(ChangedInput, match="removed"):
         file.read()
+
+
+@pytest.mark.parametrize("window", [1, 64, 5000])
+def test_what_is_read_from_start_to_end_is_compared_with_the_checksum_of_the_bucket(window):
+    storage = open_storage("memory://range-file")
+    storage.write("a", CONTENT)
+    right = storage.stat("a")
+    wrong = Stat(name="a", num_bytes=len(CONTENT), generation=right.generation, crc32c="AAAAAA==")
+    assert b"".join(RangeFile(storage, right, window)) == CONTENT
+    part = RangeFile(storage, wrong, window)
+    part.seek(100)
+    assert part.read() == CONTENT[100:]
+    with pytest.raises(SourceError, match=r"expected the bucket's AAAAAA=="):
+        b"".join(RangeFile(storage, wrong, window))
