@@ -77,17 +77,18 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
     classes = build.file.classes
     num_classes = MAX_LABEL + 1 if classes is None else len(classes)
     writer = ShardWriter(files, source.input, config.image, file, build.resumes)
+    step = partial(Step, files)
     # A shuffle before a step keeps the runner from fusing it with the step before, which would
     # limit its workers.
     indexed = (
         pipeline
         | "List blocks" >> beam.Create(build.units.blocks)  # UnitRef of many
         | "Spread blocks" >> beam.Reshuffle()
-        | "List units" >> beam.FlatMap(partial(_units_in, files))  # UnitRef
+        | "List units" >> beam.ParDo(step(partial(units_in, files.output)))  # UnitRef
         | "Spread units" >> beam.Reshuffle()
         | "Index"
         >> beam.ParDo(
-            Step(partial(index_step, files, source, config, file.appends, num_classes))
+            step(partial(index_step, files, source, config, file.appends, num_classes))
         )  # unit
     )
     planned = (
@@ -95,7 +96,7 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
         | "Once all is indexed" >> beam.Create([None])
         | "Plan"  # PlanFile, and (batch, UnitOffsets) tagged `offsets`
         >> beam.ParDo(
-            Step(partial(plan_step, files, config, file)), beam.pvalue.AsIter(indexed)
+            step(partial(plan_step, files, config, file)), beam.pvalue.AsIter(indexed)
         ).with_outputs("offsets", main="plan")
     )
     if dry_run:
@@ -106,24 +107,24 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
     duplicate_keys = (
         planned.offsets
         | "Spread batches" >> beam.Reshuffle()
-        | "Spread keys" >> beam.ParDo(Step(partial(keys_step, files)), plan)  # (bucket, ByteRange)
+        | "Spread keys" >> beam.ParDo(step(partial(keys_step, files)), plan)  # (bucket, ByteRange)
         | "Group keys" >> beam.GroupByKey()
         | "Find duplicate keys"
-        >> beam.ParDo(Step(partial(duplicate_keys_step, files)), plan)  # (batch, ByteRange)
+        >> beam.ParDo(step(partial(duplicate_keys_step, files)), plan)  # (batch, ByteRange)
     )
     written = (
         {"offsets": planned.offsets, "duplicate_keys": duplicate_keys}
         | "Join" >> beam.CoGroupByKey()  # (batch, {offsets, duplicate_keys})
         | "Assign"
         >> beam.ParDo(
-            Step(partial(assign_step, files, config)), plan
+            step(partial(assign_step, files, config)), plan
         )  # ((split, group), ByteRange)
         | "Group references" >> beam.GroupByKey()
         | "Plan shards"
-        >> beam.ParDo(Step(partial(group_step, files, file.suffix)), plan)  # (split, shard)
+        >> beam.ParDo(step(partial(group_step, files, file.suffix)), plan)  # (split, shard)
         | "Choose shards" >> beam.Filter(_is_wanted, config.only_shards)
         | "Spread shards" >> beam.Reshuffle()
-        | "Write shards" >> beam.ParDo(Step(partial(write_step, writer)), plan)  # (split, counts)
+        | "Write shards" >> beam.ParDo(step(partial(write_step, writer)), plan)  # (split, counts)
         # (split, counts): shards, then samples of each class
         | "Add up" >> beam.CombinePerKey(_sum)
     )
@@ -132,7 +133,7 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
         | "Once all is written" >> beam.Create([None])
         | "Commit"
         >> beam.ParDo(
-            Step(partial(commit_step, Committer(files, config, file))),
+            step(partial(commit_step, Committer(files, config, file))),
             plan,
             beam.pvalue.AsDict(written),
         )
@@ -141,15 +142,17 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
 
 @dataclass(eq=False, repr=False)
 class Step(beam.DoFn):
-    """Calls a function for each element.
+    """Calls a function for each element; an error that another build caused says so.
 
     It keeps memory from one element to the next, and frees it for the next step.
     """
 
-    work: Callable[..., Any]
+    files: PlanFiles
+    work: Callable[..., Iterable[Any]]
 
     def process(self, element: Any, *side_inputs: Any) -> Any:
-        return self.work(element, *side_inputs)
+        with self.files.while_current():
+            yield from self.work(element, *side_inputs)
 
     def finish_bundle(self) -> None:
         tables.release_memory()
@@ -164,8 +167,7 @@ def index_step(
     unit: UnitRef,
 ) -> list[int]:
     """Writes the table and the summary of a unit."""
-    with files.while_current():
-        summary = index_unit(files, source, config, unit, addition, num_classes)
+    summary = index_unit(files, source, config, unit, addition, num_classes)
     for count in summary.splits.values():
         _count("samples_indexed", count.num_samples)
         _count("samples_quarantined", count.num_rejected)
@@ -182,17 +184,16 @@ def plan_step(
     Yields it without classes, and the offsets of each batch of units.
     """
     assert sum(1 for _ in indexed) == file.num_units, "every unit is indexed"
-    with files.while_current():
-        plan = make_plan(files, config, files.read_record(paths.BUILD, BuildFile))
-        yield msgspec.structs.replace(plan, classes=[])
-        offsets = unit_offsets(
-            read_summaries(files, plan.num_units),
-            plan.splits,
-            units_per_batch=plan.units_per_batch,
-            stratified=config.stratified,
-        )
-        for batch, offset in enumerate(offsets):
-            yield beam.pvalue.TaggedOutput("offsets", (batch, offset))
+    plan = make_plan(files, config, files.read_record(paths.BUILD, BuildFile))
+    yield msgspec.structs.replace(plan, classes=[])
+    offsets = unit_offsets(
+        read_summaries(files, plan.num_units),
+        plan.splits,
+        units_per_batch=plan.units_per_batch,
+        stratified=config.stratified,
+    )
+    for batch, offset in enumerate(offsets):
+        yield beam.pvalue.TaggedOutput("offsets", (batch, offset))
 
 
 def keys_step(
@@ -237,8 +238,7 @@ def write_step(writer: ShardWriter, slot: Slot, plan: PlanFile) -> list[tuple[st
 
     Returns its split, and 1 and its samples of each class.
     """
-    with writer.files.while_current():
-        shard, labels, is_new = writer.write(plan, *slot)
+    shard, labels, is_new = writer.write(plan, *slot)
     _count("shards_written" if is_new else "shards_skipped", 1)
     if is_new:
         _count("samples_written", shard.num_samples)
@@ -252,8 +252,7 @@ def commit_step(
     """Publishes the manifest once the wanted shards are written, if these are all."""
     class_totals = {split: totals for split, (_, totals) in counts.items()}
     num_finished = sum(num_shards for num_shards, _ in counts.values())
-    with committer.files.while_current():
-        digest = committer.commit(plan, num_finished, class_totals)
+    digest = committer.commit(plan, num_finished, class_totals)
     return [digest] if digest else []
 
 
@@ -265,13 +264,8 @@ def _planning(build: str) -> threading.Lock:
 
 def _one_at_a_time(files: PlanFiles, work: Callable[[], T]) -> T:
     """A step that takes 100 to 300 MiB: a process has the memory for one, whatever its threads."""
-    with _planning(files.build), files.while_current():
+    with _planning(files.build):
         return work()
-
-
-def _units_in(files: PlanFiles, block: UnitRef) -> Iterator[UnitRef]:
-    with files.while_current():
-        yield from units_in(files.output, block)
 
 
 def _count(name: str, number: int) -> None:
