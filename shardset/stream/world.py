@@ -85,7 +85,7 @@ def check_same(fingerprint: str, rank: int, world_size: int) -> None:
     if world_size < 2 or (data is not None and data.get_worker_info() is not None):
         return
     words = fingerprint.split(" ")
-    for other, text in enumerate(_gather(fingerprint, world_size)):
+    for other, text in enumerate(gather(fingerprint, world_size)):
         for own, word in zip(words, text.split(" "), strict=True):
             if own != word:
                 raise ConfigError(
@@ -94,7 +94,7 @@ def check_same(fingerprint: str, rank: int, world_size: int) -> None:
                 )
 
 
-def _gather(text: str, world_size: int) -> list[str]:
+def gather(text: str, world_size: int) -> list[str]:
     """The text of each process, by rank; none where the libraries in use run another number of
     processes.
     """

@@ -18,11 +18,9 @@ import torch
 import torch.distributed as dist
 
 from shardset.errors import ConfigError
-from trainer.config import Precision
 from trainer.runtime import torchtpu
-from trainer.runtime.base import Single
-from trainer.runtime.distributed import BACKENDS, Ddp
-from trainer.runtime.launch import choose
+from trainer.runtime.distributed import TpuDdp
+from trainer.runtime.launch import choose, device_type
 from trainer.tpu import processes
 
 
@@ -35,7 +33,7 @@ def loading() -> dict[str, Any]:
         "is loaded": "torch_tpu" in sys.modules,
         "is available": torchtpu.is_available(),
         "auto": choose("auto"),
-        "device": Single("fp32").device.type,
+        "device": device_type(),
     }
 
 
@@ -55,23 +53,16 @@ def names() -> dict[str, Any]:
     }
 
 
-class Registered(Ddp):
-    """A process with a TPU, as far as a machine without one goes: its device is never touched."""
-
-    def _find_device(self) -> torch.device:
-        return torch.device(torchtpu.DEVICE_TYPE)
-
-
 def device() -> dict[str, Any]:
     """What TorchTPU registers where there is a TPU."""
     from torch_tpu import _loader
 
     _loader._init_device("tpu")
     backends = dist.distributed_c10d.BackendConfig(
-        dist.Backend(BACKENDS["tpu"])
+        dist.Backend(TpuDdp.backend)
     ).get_device_backend_map()
-    precision: Precision = "bf16"
-    runtime = Registered(precision)
+    os.environ |= {torchtpu.ADDRESSES: "localhost:1", torchtpu.TOPOLOGY: "1,1,1"}
+    runtime = TpuDdp("bf16")
     runtime.accelerate([], compile=None, tf32=True)
     rounded = torch.get_float32_matmul_precision()
     runtime.accelerate([], compile=None, tf32=False)
@@ -79,7 +70,7 @@ def device() -> dict[str, Any]:
         "device": str(torch.device("tpu")),
         "backends": backends,
         "is known": [dist.is_backend_available(name) for name in ("tpu_dist", "gloo")],
-        "compile": torchtpu.COMPILE_BACKEND in torch._dynamo.list_backends(exclude_tags=()),
+        "compile": TpuDdp.compile_backend in torch._dynamo.list_backends(exclude_tags=()),
         "precisions": [rounded, torch.get_float32_matmul_precision()],
         "autocast": torch.bfloat16 in torch.get_device_module("tpu").get_amp_supported_dtype(),
         "seeds": callable(torch.get_device_module("tpu").manual_seed_all),

@@ -127,6 +127,9 @@ class Host(Single):
             for column in zip(*self.group.exchange(self.host, list(values)), strict=True)
         ]
 
+    def gather_texts(self, text: str) -> list[str]:
+        return self.group.exchange(self.host, text)
+
     def sum_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.stack(self.group.exchange(self.host, tensor)).sum(0)
 

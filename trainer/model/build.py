@@ -78,7 +78,7 @@ def optimizer(
 
     Raises ConfigError for an unknown name.
 
-    `of_device` are the options that suit the device (see `optimizers.options_for`); options of the
+    `of_device` are the options that suit the device (see `Runtime.optimizer_options`); those of the
     config go first.
     """
     if config.name in list_optimizers() and get_optimizer_info(config.name).second_order:

@@ -22,7 +22,6 @@ from trainer.model import augment, build
 from trainer.model.losses import Partners, losses_of
 from trainer.run_folder.checkpoint_state import LearnerState
 from trainer.runtime.base import Runtime, TensorBatch
-from trainer.runtime.optimizers import options_for
 
 COUNTERS = ("step", "lookahead_step")
 """The names in timm's optimizers of a count of steps that all weights have in common: lamb, adan,
@@ -58,7 +57,6 @@ class Learner:
         ema = copy.deepcopy(net) if config.regularize.ema_decay else None
         if state is not None:
             _load_weights(net, ema, state, config.model.name)
-        name = config.optimizer.name
         self._scaler = GradScaler(runtime.device.type, enabled=runtime.precision == "fp16")
         guarded = memory_errors()
         to_device = guarded(runtime.module_to_device)
@@ -68,7 +66,7 @@ class Learner:
         self._averaged = _pairs_of_layers(self._eval_net, self.net)
         runtime.module_to_device(self._normalize)
         self._optimizer = build.optimizer(
-            config.optimizer, self.net, options_for(name, runtime.device, runtime.precision)
+            config.optimizer, self.net, runtime.optimizer_options(config.optimizer.name)
         )
         if state is not None:
             saved, names = state["optimizer"], _weight_names(self._optimizer, self.net)

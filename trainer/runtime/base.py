@@ -1,9 +1,8 @@
-"""Devices and processes as the training loop sees them: one process with one device, in plain
-PyTorch.
+"""Devices and processes as the training loop sees them: the protocol of all runtimes.
 
 A runtime knows where tensors live, which part of the data this process reads, and how processes
-agree. The training loop knows none of that. Strategies of several devices are subclasses of
-`Runtime`.
+agree. The training loop knows none of that. What a method does here suits one process on a CPU, in
+plain PyTorch. Each kind of device and of group has a subclass in a module of its own.
 """
 
 import time
@@ -20,22 +19,20 @@ from torch.utils._pytree import tree_map_only
 
 from shardset.errors import ConfigError
 from trainer.config import Precision
-from trainer.runtime import cuda, optimizers, torchtpu
 from trainer.runtime.heartbeat import Address, HeartbeatClient
-from trainer.runtime.machine import check_precision
+from trainer.runtime.machine import compile_obstacle
 
-TensorBatch = cuda.TensorBatch
+TensorBatch = dict[str, torch.Tensor]
 """`image`, `label` and `weight`, and where used `flip` and `mix`.
 
 The first dimension is the sample.
 """
 
-Step = torchtpu.Step
+Step = Callable[..., torch.Tensor]
 
 
 class Runtime:
-    """One process with one device: a CUDA device if there is one, else a TPU with TorchTPU, else
-    the CPU.
+    """One process of a run.
 
     This process reads part `host` of `num_hosts` of the data. Gradients are averaged over
     `num_replicas`. A runtime that compiles steps to graphs counts the graphs of each step in
@@ -44,6 +41,22 @@ class Runtime:
 
     strategy: str
     compile_backend = "inductor"
+    compiles_models = False
+    """Whether models are compiled by torch.compile where the config leaves it open."""
+    compiler: tuple[str, tuple[str, ...]] = "CXX", ("g++", "clang++")
+    """What torch.compile needs to make kernels: the variable that names a compiler, and the names
+    of compilers.
+    """
+    scales_gradients = True
+    """Whether a GradScaler works on the device, as float16 needs."""
+    capturable: tuple[str, ...] = ()
+    """The optimizers that count steps on the device, whose powers are float32. With a count on the
+    host they would read a number of the device back in each step.
+    """
+    is_cloud: bool = False
+    """Whether this is a Compute Engine machine, which announces its preemption."""
+    steps_block = True
+    """Whether the device has computed a step when the step returns."""
     platform: str | None = None
     """What PJRT calls the devices, such as TPU; None for a back end without it."""
     host: int = 0
@@ -53,28 +66,16 @@ class Runtime:
     def __init__(self, precision: Precision) -> None:
         self.precision = precision
         self.device = self._find_device()
-        if precision == "fp16" and self.device.type not in ("cuda", "cpu"):
+        if precision == "fp16" and not self.scales_gradients:
             raise ConfigError(
                 f"precision fp16: strategy {self.strategy} on the device {self.device} does not"
                 " scale gradients, which float16 needs; use --precision bf16 or fp32"
             )
-        if self.device.type == "cuda":
-            capability = torch.cuda.get_device_capability(self.device)
-            check_precision(precision, capability, torch.cuda.get_device_name(self.device))
         self.graphs: dict[str, int] = {}
         self.heartbeat = HeartbeatClient()
-        self.is_cloud = self.device.type == torchtpu.DEVICE_TYPE
-        """Whether this is a Compute Engine machine, which announces its preemption."""
-        self.on_host = self.device.type == "cpu"
-        """Whether the device computes in host memory, which it shares with the streams."""
-        self.steps_block = self.on_host
-        """Whether the device has computed a step when the step returns."""
         self._busy_s = 0.0
-        # the events around a step, by the id of its row
-        self._spans: dict[int, tuple[Any, Any]] = {}
         self._profiler: Any = None
         self._own_place: torch.Tensor | None = None
-        self._copies = cuda.PinnedCopies(self.device) if self.device.type == "cuda" else None
 
     @property
     def num_devices(self) -> int:
@@ -105,9 +106,7 @@ class Runtime:
         """Leaves the group of processes, if there is one."""
 
     def _find_device(self) -> torch.device:
-        if torch.cuda.is_available():
-            return torch.device("cuda", torch.cuda.current_device())
-        return torch.device(torchtpu.DEVICE_TYPE if torchtpu.is_available() else "cpu")
+        return torch.device("cpu")
 
     def num_rows(self, global_batch_size: int, accumulate: int) -> int:
         """The rows that every process brings to a step: one shape for all, whatever the sizes of
@@ -120,24 +119,14 @@ class Runtime:
 
     def module_to_device(self, module: nn.Module) -> nn.Module:
         """The module on the device; the same object if the back end allows it."""
-        module = moved(module, self.device)
-        if self.device.type == "cuda":
-            lay_out: Any = module.to  # its types lack this argument
-            lay_out(memory_format=torch.channels_last)
-        return module
+        return moved(module, self.device)
 
     def to_device(self, batch: TensorBatch) -> TensorBatch:
         """The batch on the device.
 
         Each tensor is split along its first dimension over the local devices.
         """
-        if self._copies is not None:
-            return self._copies.start(batch)
-        return (
-            batch
-            if self.on_host
-            else {name: tensor.to(self.device) for name, tensor in batch.items()}
-        )
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     def to_host(self, tree: Any) -> Any:
         """A copy of nested dicts, lists and tensors with every tensor on the CPU, in memory of its
@@ -157,20 +146,24 @@ class Runtime:
 
         XLA compiles whole steps in any case.
         """
-        if self.device.type == "cuda":
-            cuda.set_flags(tf32=tf32)
-        if self.device.type == "tpu":
-            torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        backend = torchtpu.COMPILE_BACKEND if self.device.type == "tpu" else self.compile_backend
-        obstacle = cuda.compile_obstacle(self.device) if backend == "inductor" else None
+        obstacle = self.compile_obstacle()
         if compile and obstacle is not None:
             raise ConfigError(
                 f"compile is true, but torch.compile can't make kernels here: {obstacle}; or set it"
                 " to false"
             )
-        if compile or (compile is None and not self.on_host and obstacle is None):
+        wanted = self.compiles_models if compile is None else compile
+        if wanted and obstacle is None:
             for module in modules:
-                module.compile(backend=backend, dynamic=False)
+                module.compile(backend=self.compile_backend, dynamic=False)
+
+    def compile_obstacle(self) -> str | None:
+        """Why torch.compile can make no kernels for the device on this machine; None if it can."""
+        return compile_obstacle(*self.compiler) if self.compile_backend == "inductor" else None
+
+    def optimizer_options(self, name: str) -> dict[str, Any]:
+        """The options of an optimizer that suit the device."""
+        return {"capturable": True} if name in self.capturable else {}
 
     def synchronize_norms(self, model: nn.Module) -> nn.Module:
         """The model with a BatchNorm that sees the global batch.
@@ -195,28 +188,11 @@ class Runtime:
 
     def compiled(self, step: Step, name: str) -> Step:
         """The step, timed, and compiled if the back end compiles."""
-        if self._copies is not None:
-            return self._timed_by_events(step, self._copies)
 
         def timed(*args: Any) -> torch.Tensor:
             start = time.perf_counter()
             result = step(*args)
             self._busy_s += time.perf_counter() - start
-            return result
-
-        return timed
-
-    def _timed_by_events(self, step: Step, copies: cuda.PinnedCopies) -> Step:
-        make_event: Any = torch.cuda.Event  # its constructor is not typed
-
-        def timed(batch: TensorBatch, *args: Any) -> torch.Tensor:
-            if isinstance(batch, cuda.CopiedBatch):
-                copies.wait(batch)
-            start, stop = (make_event(enable_timing=True) for _ in range(2))
-            start.record()
-            result = step(batch, *args)
-            stop.record()
-            self._spans[id(result)] = start, stop
             return result
 
         return timed
@@ -237,7 +213,7 @@ class Runtime:
 
     def number(self, value: float) -> float | torch.Tensor:
         """A number that changes between steps, as a step needs it."""
-        return torchtpu.number(value) if self.device.type == "tpu" else value
+        return value
 
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Averages gradients over replicas, unless the backward pass does so."""
@@ -248,11 +224,13 @@ class Runtime:
         """One step of the optimizer at a rate (see `number`), and no gradients left.
 
         The scaler, which is enabled for float16 only, skips the step if a gradient is not finite.
+        A group's `lr_scale`, if it has one, multiplies its rate.
         """
-        if isinstance(rate, torch.Tensor):
-            torchtpu.step(optimizer, rate)
-        else:
-            optimizers.step(optimizer, rate, scaler)
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group.get("lr_scale", 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
 
     def sum_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
         """A small tensor summed over replicas, on the device, as part of a step."""
@@ -279,14 +257,11 @@ class Runtime:
 
         Awaits these steps, but none after them, so the device stays busy with the next one.
         """
-        spans = [self._spans.pop(id(row)) for row in rows if id(row) in self._spans]
-        if self._copies is not None and spans:
-            fetched = self._copies.read(rows, spans[-1][1])
-        else:
-            # One by one: a kernel that joins them would run after the steps that are under way.
-            fetched = torch.stack([row.cpu() for row in rows])
-        self._busy_s += sum(start.elapsed_time(stop) for start, stop in spans) / 1000
-        return self.sum_replicas(fetched.double())
+        return self.sum_replicas(self._read(rows).double())
+
+    def _read(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        # One by one: a kernel that joins them would run after the steps that are under way.
+        return torch.stack([row.cpu() for row in rows])
 
     def sum_hosts(self, values: Sequence[int]) -> list[int]:
         """Integers from 0 to 2**63, summed over processes. Every process must call it."""
@@ -305,27 +280,8 @@ class Runtime:
         return lambda: answer
 
     def gather_texts(self, text: str) -> list[str]:
-        """The texts of all processes by host.
-
-        Every process must call it. Raises ConfigError if two share a number.
-        """
-        data = text.encode()
-        one_hot = [int(host == self.host) for host in range(self.num_hosts)]
-        sums = self.sum_hosts([*one_hot, *(len(data) * is_own for is_own in one_hot)])
-        counts, sizes = sums[: self.num_hosts], sums[self.num_hosts :]
-        if counts != [1] * self.num_hosts:
-            raise ConfigError(
-                f"host numbers from 0 on are taken by {counts} processes, expected one each; this"
-                f" one has {self.host}; two of the same number would train on the same data"
-            )
-        width = max(1, *sizes)
-        # Each host adds zeros in the places of the others, so the sums are the texts one after the
-        # other.
-        own = data.ljust(width, b"\0")
-        texts = bytes(self.sum_hosts([byte * is_own for is_own in one_hot for byte in own]))
-        return [
-            texts[width * host : width * host + size].decode() for host, size in enumerate(sizes)
-        ]
+        """The texts of all processes by host. Every process must call it."""
+        return [text]
 
     def broadcast_buffers(self, module: nn.Module) -> None:
         """Copies the buffers (BatchNorm statistics) of replica 0 to every replica."""
@@ -364,7 +320,7 @@ class Runtime:
 
 
 class Single(Runtime):
-    """The strategy of one process with one device."""
+    """The strategy of one process with one device, here the CPU."""
 
     strategy = "single"
 

@@ -1,20 +1,20 @@
-"""What makes CUDA devices fast: flags of the process, kernels of torch.compile, and copies during
-the computation.
+"""A CUDA device, and what makes it fast: flags of the process, kernels of torch.compile, and copies
+during the computation.
 """
 
 import getpass
 import importlib.util
 import os
-import shutil
-import sysconfig
 import threading
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
-TensorBatch = dict[str, torch.Tensor]
+from trainer.config import Precision
+from trainer.runtime.base import Single, Step, TensorBatch
+from trainer.runtime.machine import check_precision
 
 NUM_BUFFERS = 3
 """Batches that pinned memory holds: one is filled while the copies of others run."""
@@ -27,22 +27,6 @@ def set_flags(*, tf32: bool) -> None:
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.benchmark = True
-
-
-def compile_obstacle(device: torch.device) -> str | None:
-    """Why torch.compile can make no kernels for a device on this machine; None if it can."""
-    variable, names = "CXX", ("g++", "clang++")
-    if device.type == "cuda":
-        variable, names = "CC", ("gcc", "clang")
-    if variable not in os.environ and not any(map(shutil.which, names)):
-        return f"it needs a compiler, {' or '.join(names)}, or the path of one in {variable}"
-    if not Path(sysconfig.get_path("include"), "Python.h").exists():
-        return (
-            f"it needs Python.h in {sysconfig.get_path('include')}, which the package python3-dev"
-            " brings"
-        )
-    is_there = device.type != "cuda" or importlib.util.find_spec("triton")
-    return None if is_there else "it needs the package triton"
 
 
 def name_user() -> None:
@@ -122,3 +106,68 @@ class PinnedCopies:
         the other is done.
         """
         tensor.record_stream(stream)
+
+
+class Cuda(Single):
+    """One process with one CUDA device."""
+
+    compiles_models, steps_block = True, False
+    compiler = "CC", ("gcc", "clang")
+    capturable = ("nadam",)
+
+    def __init__(self, precision: Precision) -> None:
+        super().__init__(precision)
+        capability = torch.cuda.get_device_capability(self.device)
+        check_precision(precision, capability, torch.cuda.get_device_name(self.device))
+        self._copies = PinnedCopies(self.device)
+        # the events around a step, by the id of its row
+        self._spans: dict[int, tuple[Any, Any]] = {}
+
+    def _find_device(self) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def module_to_device(self, module: nn.Module) -> nn.Module:
+        module = super().module_to_device(module)
+        lay_out: Any = module.to  # its types lack this argument
+        lay_out(memory_format=torch.channels_last)
+        return module
+
+    def to_device(self, batch: TensorBatch) -> TensorBatch:
+        return self._copies.start(batch)
+
+    def accelerate(self, modules: Iterable[nn.Module], *, compile: bool | None, tf32: bool) -> None:
+        set_flags(tf32=tf32)
+        super().accelerate(modules, compile=compile, tf32=tf32)
+
+    def compile_obstacle(self) -> str | None:
+        has_triton = importlib.util.find_spec("triton") is not None
+        return super().compile_obstacle() or (None if has_triton else "it needs the package triton")
+
+    def optimizer_options(self, name: str) -> dict[str, Any]:
+        # a fused SGD whose first step is skipped continues with momentum that nobody has set
+        if self.precision == "fp16":
+            return {}
+        if name in ("sgd", "momentum", "adam", "adamw"):
+            return {"fused": True}  # one kernel for all weights
+        return super().optimizer_options(name)
+
+    def compiled(self, step: Step, name: str) -> Step:
+        make_event: Any = torch.cuda.Event  # its constructor is not typed
+
+        def timed(batch: TensorBatch, *args: Any) -> torch.Tensor:
+            if isinstance(batch, CopiedBatch):
+                self._copies.wait(batch)
+            start, stop = (make_event(enable_timing=True) for _ in range(2))
+            start.record()
+            result = step(batch, *args)
+            stop.record()
+            self._spans[id(result)] = start, stop
+            return result
+
+        return timed
+
+    def _read(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        spans = [self._spans.pop(id(row)) for row in rows]
+        fetched = self._copies.read(rows, spans[-1][1])
+        self._busy_s += sum(start.elapsed_time(stop) for start, stop in spans) / 1000
+        return fetched

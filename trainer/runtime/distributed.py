@@ -1,4 +1,4 @@
-"""`ddp`: one process for each device, joined by torch.distributed."""
+"""`ddp`: one process for each device, joined by torch.distributed: on CPUs, GPUs and TPUs."""
 
 import datetime
 import functools
@@ -16,18 +16,13 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 from shardset.errors import ConfigError
-from shardset.stream.world import num_local_processes
+from shardset.stream.world import gather, num_local_processes
 from trainer.config import Precision
 from trainer.errors import PeerLost, first_line
 from trainer.runtime import torchtpu
 from trainer.runtime.base import Runtime, Step
+from trainer.runtime.cuda import Cuda
 from trainer.runtime.heartbeat import AGAIN, Address, HeartbeatServer, find_server
-
-BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo", "tpu": torchtpu.BACKEND}
-"""The back ends of torch.distributed for each type of device.
-
-Hosts agree on numbers by gloo, not on the device.
-"""
 
 SERVER_KEY = "heartbeat server"
 """The key of the store under which RANK 0 publishes the host, port and token of its heartbeat
@@ -36,11 +31,11 @@ server.
 
 
 class Ddp(Runtime):
-    """One process for each device: on GPUs (nccl) and CPUs (gloo) started by torchrun, on TPUs by
-    TorchTPU's launch.
-    """
+    """One process of several that torchrun or TorchTPU's launch starts, each with one device."""
 
     strategy = "ddp"
+    backend = "gloo"
+    """Of torch.distributed. Hosts agree on numbers by gloo, not on the device."""
 
     def __init__(self, precision: Precision) -> None:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
@@ -55,15 +50,6 @@ class Ddp(Runtime):
         self.num_replicas = self.num_hosts
         super().__init__(precision)
 
-    def _find_device(self) -> torch.device:
-        device = super()._find_device()
-        if device.type == "tpu":
-            torchtpu.check_environment(os.environ)
-        if device.type != "cuda":
-            return device  # a process of TorchTPU sees its own chip only
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        return torch.device("cuda", torch.cuda.current_device())
-
     def join(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         timeout = datetime.timedelta(seconds=timeout_s)
@@ -71,7 +57,7 @@ class Ddp(Runtime):
         self._store.set_timeout(timeout)
         try:
             dist.init_process_group(
-                BACKENDS[self.device.type],
+                self.backend,
                 store=self._store,
                 rank=self.host,
                 world_size=self.num_hosts,
@@ -100,16 +86,12 @@ class Ddp(Runtime):
             )
 
     def synchronize_norms(self, model: nn.Module) -> nn.Module:
-        if self.device.type != "cuda" and self.num_hosts > 1:
+        if self.num_hosts > 1:
             raise ConfigError(
                 "sync_batch_norm is true, but torch has such a BatchNorm for CUDA devices only; use"
                 " --strategy single, or --set model.norm=group"
             )
-        from timm.layers import norm_act  # late: it imports all of timm
-
-        convert: Any = norm_act.convert_sync_batchnorm  # has no types
-        synchronized: nn.Module = convert(model)
-        return synchronized
+        return model
 
     def no_sync(self, parallel: nn.Module) -> AbstractContextManager[None]:
         return (
@@ -119,10 +101,7 @@ class Ddp(Runtime):
         )
 
     def compiled(self, step: Step, name: str) -> Step:
-        # All processes take the same steps, so TorchTPU may compile an exchange together with what
-        # is around it.
-        same = torchtpu.spmd_safe(step) if self.device.type == "tpu" else step
-        return self._peer_errors()(super().compiled(same, name))
+        return self._peer_errors()(super().compiled(step, name))
 
     def sum_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
         summed = tensor.detach().clone()
@@ -134,6 +113,12 @@ class Ddp(Runtime):
         if self.num_hosts == 1:
             return list(values)
         return self.sum_replicas(torch.tensor(list(values), dtype=torch.int64)).tolist()
+
+    def gather_texts(self, text: str) -> list[str]:
+        if self.num_hosts == 1:
+            return [text]
+        with self._peer_errors():
+            return gather(text, self.num_hosts)
 
     def broadcast_buffers(self, module: nn.Module) -> None:
         with self._peer_errors():
@@ -214,3 +199,35 @@ class Ddp(Runtime):
             raise PeerLost(
                 self.heartbeat.loss() or f"{text} ({first_line(error)}); its log says why; {AGAIN}"
             ) from error
+
+
+class CudaDdp(Ddp, Cuda):
+    """One process of several, with one CUDA device."""
+
+    backend = "cpu:gloo,cuda:nccl"
+
+    def _find_device(self) -> torch.device:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        return super()._find_device()
+
+    def synchronize_norms(self, model: nn.Module) -> nn.Module:
+        from timm.layers import norm_act  # late: it imports all of timm
+
+        convert: Any = norm_act.convert_sync_batchnorm  # has no types
+        synchronized: nn.Module = convert(model)
+        return synchronized
+
+
+class TpuDdp(Ddp, torchtpu.TorchTpu):
+    """One process of several, with one TPU chip, the only one that it sees."""
+
+    backend = torchtpu.BACKEND
+
+    def _find_device(self) -> torch.device:
+        torchtpu.check_environment(os.environ)
+        return super()._find_device()
+
+    def compiled(self, step: Step, name: str) -> Step:
+        # All processes take the same steps, so TorchTPU may compile an exchange together with what
+        # is around it.
+        return super().compiled(torchtpu.spmd_safe(step), name)

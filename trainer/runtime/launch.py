@@ -20,7 +20,7 @@ from trainer.config import Precision, Strategy, TrainConfig
 from trainer.errors import PeerLost
 from trainer.runtime import cuda, torchtpu, xla
 from trainer.runtime.base import Runtime, Single
-from trainer.runtime.distributed import Ddp
+from trainer.runtime.distributed import CudaDdp, Ddp, TpuDdp
 from trainer.runtime.heartbeat import (
     AGAIN,
     PORT,
@@ -35,12 +35,13 @@ from trainer.runtime.preemption import relay
 
 Worker = Callable[[Runtime, TrainConfig], None]
 
-_RUNTIMES: dict[str, type[Runtime]] = {
-    "single": Single,
-    "ddp": Ddp,
-    "spmd": xla.Spmd,
-    "replica": xla.Replica,
+_OF_XLA: dict[str, type[Runtime]] = {"spmd": xla.Spmd, "replica": xla.Replica}
+
+_RUNTIMES: dict[str, dict[str, type[Runtime]]] = {
+    "single": {"cpu": Single, "cuda": cuda.Cuda, "tpu": torchtpu.TorchTpu},
+    "ddp": {"cpu": Ddp, "cuda": CudaDdp, "tpu": TpuDdp},
 }
+"""The other strategies, by the type of the device."""
 
 
 def launch(config: TrainConfig, worker: Worker) -> None:
@@ -113,14 +114,23 @@ def running(strategy: str, precision: Precision) -> Iterator[Runtime]:
     """A runtime of this process, closed when the block ends."""
     cuda.name_user()
     torchtpu.check_machine()
-    # Before torch_xla is imported, which reads the choice only once.
-    if strategy in ("spmd", "replica"):
-        xla.select_device()
-    runtime = _RUNTIMES[strategy](precision)
+    if strategy in _OF_XLA:
+        xla.select_device()  # before torch_xla is imported, which reads the choice only once
+        made = _OF_XLA[strategy]
+    else:
+        made = _RUNTIMES[strategy][device_type()]
+    runtime = made(precision)
     try:
         yield runtime
     finally:
         runtime.close()
+
+
+def device_type() -> str:
+    """The type of the device of a process in plain PyTorch."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return torchtpu.DEVICE_TYPE if torchtpu.is_available() else "cpu"
 
 
 # --- replicas -------------------------------------------------------------------------------------

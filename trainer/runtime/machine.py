@@ -1,6 +1,9 @@
 """The resources of this machine for a process of a run: processors, memory, devices."""
 
 import os
+import shutil
+import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +78,20 @@ def check_precision(precision: Precision, capability: tuple[int, int], name: str
         raise ConfigError(
             f"precision bf16: {name} does not compute in bfloat16; use --precision {fastest}"
         )
+
+
+def compile_obstacle(variable: str, compilers: Sequence[str]) -> str | None:
+    """Why torch.compile can make no kernels on this machine, with a compiler that the variable
+    names or one of these; None if it can.
+    """
+    if variable not in os.environ and not any(map(shutil.which, compilers)):
+        return f"it needs a compiler, {' or '.join(compilers)}, or the path of one in {variable}"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return (
+            f"it needs Python.h in {sysconfig.get_path('include')}, which the package python3-dev"
+            " brings"
+        )
+    return None
 
 
 def total_memory(root: Path = CGROUP) -> int:

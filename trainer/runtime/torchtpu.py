@@ -1,5 +1,5 @@
-"""TorchTPU, the device type `tpu` of PyTorch: what its devices and processes need in addition to
-torch.distributed.
+"""A TPU with TorchTPU, the device type `tpu` of PyTorch: what its devices and processes need in
+addition to torch.distributed.
 
 `import torch` loads its package, torch_tpu, by itself where that is installed and the machine has a
 TPU. So nothing here imports it.
@@ -8,22 +8,21 @@ TPU. So nothing here imports it.
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 from shardset.errors import ConfigError
+from trainer.runtime.base import Single, Step
 
 DEVICE_TYPE = "tpu"
-Step = Callable[..., torch.Tensor]
 BACKEND = "cpu:gloo,tpu:tpu_dist"
 """The back ends of torch.distributed: hosts agree on numbers of 64 bits, which a TPU does not
 compute with.
 """
-
-COMPILE_BACKEND = "tpu"
-"""The back end of torch.compile; the usual one, inductor, makes no kernels for a TPU."""
 
 TOPOLOGY = "TORCH_TPU_TOPOLOGY"
 ADDRESSES = "TORCH_TPU_SLICEBUILDER_ADDRESSES"
@@ -94,34 +93,6 @@ def spmd_safe(step: Step) -> Step:
     return step if mark is None else mark(step)
 
 
-def number(value: float) -> torch.Tensor:
-    """A number that changes between steps, as a tensor: a Python number would be part of a compiled
-    graph.
-    """
-    return torch.tensor(value, device=DEVICE_TYPE)
-
-
-@torch.no_grad()
-def step(optimizer: torch.optim.Optimizer, rate: torch.Tensor) -> None:
-    """One step at a rate on the device, and no gradients left.
-
-    Optimizers accept no tensor. Steps are proportional to the rate in all but LARS with
-    `trust_clip`, so a step at rate 1 is taken and then only `rate` of the way.
-    """
-    scales = [
-        (weight, group.get("lr_scale", 1.0))
-        for group in optimizer.param_groups
-        for weight in group["params"]
-    ]
-    before = [weight.clone() for weight, _ in scales]
-    for group in optimizer.param_groups:
-        group["lr"] = 1.0
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    for (weight, scale), old in zip(scales, before, strict=True):
-        weight.copy_(old + rate * scale * (weight - old))
-
-
 def module() -> Any:
     """`torch.tpu` of TorchTPU. Raises ConfigError if it is not installed."""
     try:
@@ -131,3 +102,38 @@ def module() -> Any:
             f"TorchTPU is not installed ({error}); run pip install 'shardset[trainer,torchtpu]' in"
             " a separate environment"
         ) from error
+
+
+class TorchTpu(Single):
+    """One process with one TPU chip."""
+
+    is_cloud, steps_block = True, False
+    compiles_models, compile_backend = True, "tpu"
+    scales_gradients = False
+    capturable = ("adam", "adamw", "nadam")  # or the count is a constant of a compiled graph
+
+    def _find_device(self) -> torch.device:
+        return torch.device(DEVICE_TYPE)
+
+    def accelerate(self, modules: Iterable[nn.Module], *, compile: bool | None, tf32: bool) -> None:
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        super().accelerate(modules, compile=compile, tf32=tf32)
+
+    def number(self, value: float) -> torch.Tensor:
+        # a Python number would be part of a compiled graph
+        return torch.tensor(value, device=self.device)
+
+    @torch.no_grad()
+    def update(
+        self, optimizer: torch.optim.Optimizer, rate: float | torch.Tensor, scaler: GradScaler
+    ) -> None:
+        """Optimizers accept no tensor.
+
+        Steps are proportional to the rate in all but LARS with `trust_clip`, so a step at rate 1 is
+        taken and then only `rate` of the way.
+        """
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        before = [weight.clone() for weight in weights]
+        super().update(optimizer, 1.0, scaler)
+        for weight, old in zip(weights, before, strict=True):
+            weight.copy_(old + rate * (weight - old))

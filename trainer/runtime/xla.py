@@ -40,6 +40,8 @@ class Xla(Runtime):
     of the back end.
     """
 
+    steps_block, scales_gradients = False, False
+    capturable = ("nadam",)
     _max_graphs = 8
     """For a step: the first one has no moments, and torch_xla compiles another graph when a Python
     number becomes 0, 1 or equal to another one.
@@ -59,7 +61,7 @@ class Xla(Runtime):
         self._metrics: Any = met
         super().__init__(precision)
         self._profiler = xp
-        self.is_cloud, self.on_host = xr.device_type() == "TPU", xr.device_type() == "CPU"
+        self.is_cloud = xr.device_type() == "TPU"
         self.platform = os.environ.get("PJRT_DEVICE")
         # On TPUs only: XLA:CPU writes compiled graphs, but can't read them.
         if self.is_cloud and CACHE not in os.environ:
@@ -125,6 +127,9 @@ class Xla(Runtime):
     def ask_hosts(self, flag: bool) -> Callable[[], bool]:
         sums = self._begin_sum([int(flag)])
         return lambda: sums()[0] > 0
+
+    def gather_texts(self, text: str) -> list[str]:
+        return texts_of_hosts(text, self.host, self.num_hosts, self.sum_hosts)
 
     @property
     def compilations(self) -> int:
@@ -385,6 +390,33 @@ def spawn_replicas(function: Callable[..., None], *args: Any) -> None:
 
 
 # --- helpers --------------------------------------------------------------------------------------
+
+
+def texts_of_hosts(
+    text: str, host: int, num_hosts: int, sum_hosts: Callable[[Sequence[int]], list[int]]
+) -> list[str]:
+    """The texts of all hosts, by sums over hosts, which alone work for every strategy of torch_xla.
+
+    Its `rendezvous` and `all_gather` know one host under SPMD, and the hosts have no group of
+    torch.distributed. Raises ConfigError if two share a number.
+    """
+    data = text.encode()
+    one_hot = [int(number == host) for number in range(num_hosts)]
+    sums = sum_hosts([*one_hot, *(len(data) * is_own for is_own in one_hot)])
+    counts, sizes = sums[:num_hosts], sums[num_hosts:]
+    if counts != [1] * num_hosts:
+        raise ConfigError(
+            f"host numbers from 0 on are taken by {counts} processes, expected one each; this"
+            f" one has {host}; two of the same number would train on the same data"
+        )
+    width = max(1, *sizes)
+    # Each host adds zeros in the places of the others, so the sums are the texts one after the
+    # other.
+    own = data.ljust(width, b"\0")
+    texts = bytes(sum_hosts([byte * is_own for is_own in one_hot for byte in own]))
+    return [
+        texts[width * number : width * number + size].decode() for number, size in enumerate(sizes)
+    ]
 
 
 class _UnbiasedVariance:

@@ -23,6 +23,7 @@ from trainer.model import augment
 from trainer.model.learner import Learner
 from trainer.model.losses import Partners, losses_of
 from trainer.runtime.base import Single
+from trainer.runtime.torchtpu import TorchTpu
 
 CLASSES = 5
 STEPS = 8
@@ -94,12 +95,12 @@ def test_a_step_whose_gradients_overflow_in_float16_is_left_out_and_the_scale_ha
 
 
 def test_float16_is_refused_where_gradients_are_not_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Single, "_find_device", lambda self: torch.device("xla"))
+    monkeypatch.setattr(TorchTpu, "_find_device", lambda self: torch.device("xla"))
     with pytest.raises(
         ConfigError,
         match=r"strategy single on .* xla does not scale gradients.* use --precision bf16",
     ):
-        Single("fp16")
+        TorchTpu("fp16")
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,13 @@ import torch
 
 from shardset.errors import ConfigError
 from tests.makers.training import tiny_config
+from trainer.config import Precision
 from trainer.data.device_feed import DeviceFeed
 from trainer.model.learner import Learner
-from trainer.runtime import cuda, optimizers
-from trainer.runtime.base import Single
+from trainer.runtime import cuda
+from trainer.runtime.base import Runtime, Single
+from trainer.runtime.torchtpu import TorchTpu
+from trainer.runtime.xla import Spmd
 
 
 class LateStream:
@@ -186,7 +189,7 @@ def test_compiling_without_a_compiler_or_the_headers_of_python_is_refused(
     monkeypatch.setenv("CXX", sys.executable)
     with monkeypatch.context() as without:
         without.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-        assert "python3-dev" in str(cuda.compile_obstacle(torch.device("cpu")))
+        assert "python3-dev" in str(Single("fp32").compile_obstacle())
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX")
     with pytest.raises(
@@ -197,21 +200,25 @@ def test_compiling_without_a_compiler_or_the_headers_of_python_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("name", "device", "expected"),
+    ("name", "kind", "precision", "expected"),
     [
-        ("sgd", "cuda", {"fused": True}),
-        ("lamb", "cuda", {}),
-        ("nadam", "cuda", {"capturable": True}),
-        ("adamw", "xla", {}),
-        ("nadam", "xla", {"capturable": True}),
-        ("adamw", "cpu", {}),
+        ("sgd", cuda.Cuda, "bf16", {"fused": True}),
+        ("sgd", cuda.Cuda, "fp16", {}),
+        ("lamb", cuda.Cuda, "bf16", {}),
+        ("nadam", cuda.Cuda, "bf16", {"capturable": True}),
+        ("nadam", cuda.Cuda, "fp16", {}),
+        ("adamw", Spmd, "bf16", {}),
+        ("nadam", Spmd, "bf16", {"capturable": True}),
+        ("adamw", TorchTpu, "bf16", {"capturable": True}),
+        ("adamw", Single, "bf16", {}),
     ],
 )
 def test_the_options_of_an_optimizer_follow_the_device(
-    name: str, device: str, expected: dict[str, bool]
+    name: str, kind: type[Runtime], precision: Precision, expected: dict[str, bool]
 ) -> None:
-    assert optimizers.options_for(name, torch.device(device), "bf16") == expected
-    assert optimizers.options_for(name, torch.device(device), "fp16") == {}
+    runtime = object.__new__(kind)  # whose device this machine lacks
+    runtime.precision = precision
+    assert runtime.optimizer_options(name) == expected
 
 
 @pytest.mark.parametrize("error", [KeyError("no such uid"), OSError])  # the first until Python 3.12

@@ -52,6 +52,9 @@ class Threads(Single):
         self._barrier.wait(600)
         return sums
 
+    def texts_of_all(self, text: str) -> list[str]:
+        return xla.texts_of_hosts(text, self.host, self.num_hosts, self.sum_hosts)
+
 
 def over(hosts: Sequence[int], call: Callable[[Threads], Any]) -> list[Any]:
     """What the call returns on each of the hosts."""
@@ -64,7 +67,7 @@ def over(hosts: Sequence[int], call: Callable[[Threads], Any]) -> list[Any]:
 @given(st.lists(st.text(), min_size=1, max_size=5))
 @settings(max_examples=10)
 def test_every_host_gets_the_texts_of_all_in_order(texts: list[str]) -> None:
-    assert over(range(len(texts)), lambda one: one.gather_texts(texts[one.host])) == [texts] * len(
+    assert over(range(len(texts)), lambda one: one.texts_of_all(texts[one.host])) == [texts] * len(
         texts
     )
 
@@ -73,7 +76,7 @@ def test_two_processes_of_one_host_number_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"taken by \[.*expected one each.*train on the same data"
     ):
-        over([0, 1, 1], lambda one: one.gather_texts("text"))
+        over([0, 1, 1], lambda one: one.texts_of_all("text"))
 
 
 def test_hosts_that_differ_are_refused_with_both_values(tmp_path: Path) -> None:
