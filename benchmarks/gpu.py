@@ -23,7 +23,7 @@ import msgspec
 import torch
 
 from benchmarks import environment, inputs
-from benchmarks.gpu_case import CLASSES, Case, Scale, Timing
+from benchmarks.gpu_case import Case, Scale, Timing
 from benchmarks.measuring import in_process, parser_of
 from trainer.config import (
     ImageConfig,
@@ -103,7 +103,7 @@ class Place:
             precision="bf16" if torch.cuda.is_available() else "fp32",
             global_batch_size=scale.batch,
             log_every_steps=1,
-            model=ModelConfig(name=model, num_classes=CLASSES),
+            model=ModelConfig(name=model),
             image=ImageConfig(size=scale.size, eval_resize=scale.size),
             schedule=ScheduleConfig(warmup_epochs=0),
             optimizer=OptimizerConfig(learning_rate=0.01),

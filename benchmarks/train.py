@@ -32,7 +32,6 @@ from examples.demo import commands, write_digits
 from tests.makers.shardset import jpeg_samples, new_set
 from tests.makers.training import finish, read_records, trainer
 from trainer.config import (
-    DEFAULT_CLASSES,
     ImageConfig,
     ModelConfig,
     ScheduleConfig,
@@ -40,7 +39,7 @@ from trainer.config import (
     TrainConfig,
 )
 from trainer.data.device_feed import DeviceFeed
-from trainer.data.splits import open_data
+from trainer.data.splits import NUM_CLASSES, open_data
 from trainer.model.learner import Learner
 from trainer.recipes import digits_smoke
 from trainer.run_folder.names import log_name
@@ -103,7 +102,7 @@ def ratio_table(config: TrainConfig, folder: Path, rounds: int) -> str:
     rates: dict[str, list[float]] = {kind: [] for kind in streams}
     costs: dict[str, list[float]] = {kind: [] for kind in streams}
     with running("single", config.precision) as runtime:
-        learner = Learner(runtime, config, DEFAULT_CLASSES, None)
+        learner = Learner(runtime, config, NUM_CLASSES, None)
         for number in range(rounds + 1):
             for kind in kinds_of(number):
                 with DeviceFeed(
@@ -160,7 +159,7 @@ def cost_table(config: TrainConfig, folder: Path, rounds: int) -> str:
     stream = open_data(replace(config, manifest=manifest), 0, 1).train
     input_ms, step_ms = [], []
     with running("single", config.precision) as runtime:
-        learner = Learner(runtime, config, DEFAULT_CLASSES, None)
+        learner = Learner(runtime, config, NUM_CLASSES, None)
         for epoch in range(rounds):
             before = time.process_time()
             batches = list(stream.run(iter([(epoch, range(steps))])))

@@ -35,7 +35,6 @@ from trainer.run_folder.checkpoint import CommitMark
 from trainer.telemetry import losses
 from trainer.telemetry.evaluation import WORST
 from trainer.tools import report
-from trainer.tools.trained import _classes_of
 
 DATA = Path(__file__).parent / "data/shardset"
 STATE = checkpoint_state.encode({"model": {"weight": torch.ones(2)}, "optimizer": {}, "step": 3})
@@ -54,7 +53,7 @@ READS: dict[str, Callable[[Storage], Any]] = {
     ],
     LOSSES: lambda s: [[column.tolist() for column in epoch] for epoch in losses.read_losses(s)],
     "commit.json": lambda s: checkpoint._read_commit(s, "commit.json"),
-    configs.CLASSES: lambda s: _classes_of(s, configs.TrainConfig(recipe="x", manifest="y")),
+    configs.CLASSES: lambda s: configs.read_json(s, configs.CLASSES),
     configs.ORDER: lambda s: read_small(s, configs.ORDER),
     WORST: report._worst,
 }

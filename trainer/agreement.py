@@ -11,34 +11,23 @@ from typing import Any
 
 from shardset.errors import ConfigError
 from shardset.settings import values_of
-from trainer.config import ModelConfig, TrainConfig, from_dict, mixed_sets
+from shardset.storage.base import Storage
+from trainer.config import ModelConfig, TrainConfig, from_dict
 from trainer.data.epochs import order_of
 from trainer.data.splits import Data
+from trainer.errors import CheckpointError
 from trainer.model import schedule
 from trainer.model.schedule import Schedule
-from trainer.run_folder.checkpoint import differences_of
 from trainer.run_folder.checkpoint_state import CheckpointState
 from trainer.run_folder.lock import UNRIVALLED, RunLock, acquire_run_lock, run_lock_of
 from trainer.runtime.base import Runtime
-
-
-def check_batch_size(config: TrainConfig, runtime: Runtime) -> None:
-    """Raises ConfigError unless there is a sample for every device in every pass."""
-    least = runtime.num_devices * config.accumulate
-    if config.global_batch_size < least:
-        raise ConfigError(
-            f"global_batch_size {config.global_batch_size} does not have a sample for each of"
-            f" {runtime.num_devices} devices"
-            + (f" in each of {config.accumulate} passes" if config.accumulate > 1 else "")
-            + f"; use at least {least}, or fewer devices"
-        )
 
 
 def identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:
     """The values that a checkpoint must share with the run that resumes from it."""
     return {
         "manifest digest": data.manifest_digest,
-        "mix": [weights for _, weights in mixed_sets(config.mix)],
+        "mix": [*data.mix],
         "train_split": config.train_split,
         "seed": config.seed,
         "global_batch_size": config.global_batch_size,
@@ -74,6 +63,24 @@ def check_agreement(facts: Sequence[dict[str, Any]]) -> None:
             raise ConfigError(
                 f"the hosts of this run differ: {differences}; start all with the same command"
             )
+
+
+def check_identity(saved: dict[str, Any], wanted: dict[str, Any], where: str) -> None:
+    """Raises CheckpointError, naming every difference, unless a checkpoint belongs to this run."""
+    if text := differences_of(saved, wanted, "there", "here"):
+        raise CheckpointError(
+            f"{where}: belongs to another run: {text}; use the same settings, or another --run-dir"
+        )
+
+
+def differences_of(one: dict[str, Any], other: dict[str, Any], there: str, here: str) -> str:
+    """`seed is 0 there and 7 here; ...` for the facts of the other that one has not; empty without
+    any.
+    """
+    names = [name for name in other if one.get(name) != other[name]]
+    return "; ".join(
+        f"{name} is {one.get(name)!r} {there} and {other[name]!r} {here}" for name in names
+    )
 
 
 def doubts_about(
@@ -112,29 +119,25 @@ def doubts_about(
 
 
 def acquire_run_folder(
-    runtime: Runtime, config: TrainConfig, data: Data, exits: ExitStack
+    runtime: Runtime, folder: Storage, facts: dict[str, Any], exits: ExitStack
 ) -> RunLock:
     """The lock of the run folder, which the first host takes and the exits release.
 
     Every host must call.
 
-    Raises ConfigError on all hosts or on none: where another run holds the folder, or the hosts
-    differ.
+    Raises ConfigError on all hosts or on none: where another run holds the folder, or the facts of
+    the hosts differ (see `facts_of`).
     """
     lock, refusal = UNRIVALLED, ""
     if runtime.is_master:
         try:
-            lock = acquire_run_lock(
-                config.run_dir, lambda text: print(text, file=sys.stderr, flush=True)
-            )
+            lock = acquire_run_lock(folder, lambda text: print(text, file=sys.stderr, flush=True))
             exits.callback(lock.close)
         except ConfigError as error:
             refusal = str(error)
-    texts = runtime.gather_texts(
-        json.dumps([refusal, lock.token, facts_of(config, data, runtime.num_hosts)])
-    )
-    refusals, tokens, facts = zip(*map(json.loads, texts), strict=True)
+    texts = runtime.gather_texts(json.dumps([refusal, lock.token, facts]))
+    refusals, tokens, facts_of_all = zip(*map(json.loads, texts), strict=True)
     if refusals[0]:
         raise ConfigError(refusals[0])
-    check_agreement(facts)
-    return lock if runtime.is_master else run_lock_of(config.run_dir, tokens[0])
+    check_agreement(facts_of_all)
+    return lock if runtime.is_master else run_lock_of(folder, tokens[0])

@@ -1,6 +1,7 @@
 """The configuration of a run: frozen records that refuse wrong values."""
 
 import json
+import os
 import re
 import sys
 from dataclasses import dataclass, field, replace
@@ -21,9 +22,6 @@ from shardset.storage.base import Storage
 from shardset.storage.checked import read_small
 from shardset.storage.open import is_address
 from shardset.verbs import RUN
-
-DEFAULT_CLASSES = 1000
-"""Classes of a model where neither the config nor a manifest says how many."""
 
 Strategy = Literal["auto", "spmd", "replica", "ddp", "single"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -99,7 +97,6 @@ class ModelConfig:
     norm: Literal["batch", "group"] = setting(
         "batch", "normalization layers: group keeps no batch statistics"
     )
-    num_classes: Count | None = setting(None, "number of classes; none takes it from the manifest")
     pretrained: str | None = setting(
         None,
         "weights to start from: timm (downloads its own) or a file; none: random",
@@ -177,7 +174,6 @@ class OptimizerConfig:
         0.1, "peak learning rate for the global batch; auto", flag="--lr"
     )
     weight_decay: Amount = setting(1e-4, "weight decay, not of biases and norms; auto: 0.05")
-    momentum: Share = setting(0.9, "momentum of the optimizer, if it has one")
     head_learning_rate: Positive | None = setting(
         None, "learning rate of the last layer; none: --lr", flag="--head-lr"
     )
@@ -269,9 +265,6 @@ class TrainConfig:
         3, "number of newest checkpoints to keep, besides the best one"
     )
     stall_timeout_s: Seconds = setting(900, "seconds without progress after which a run fails")
-    join_timeout_s: Seconds = setting(
-        300, "seconds that the processes of a run wait for each other at the start"
-    )
     budget_bytes: Count = setting(
         BUDGET_BYTES, "memory of each of a host's two streams, training and evaluation"
     )
@@ -418,3 +411,16 @@ def continued(config: TrainConfig, run_dir: str) -> TrainConfig:
         target_accuracy=None,
         profile_steps=None,
     )
+
+
+def from_anywhere(config: TrainConfig) -> TrainConfig:
+    """The config with absolute local paths, so that it can be read from any folder."""
+    manifest = config.manifest and absolute(config.manifest)
+    cache_dir = config.cache_dir and absolute(config.cache_dir)
+    mix = config.mix and ";".join(map(absolute, config.mix.split(";")))
+    return replace(config, manifest=manifest, cache_dir=cache_dir, mix=mix)
+
+
+def absolute(url: str) -> str:
+    """An address as it is, a local path from the root of the disk."""
+    return url if is_address(url) else os.path.abspath(url)

@@ -211,7 +211,7 @@ def _recorded(run_dir: str, manifest: str | None) -> TrainConfig | None:
     if not is_trained and stat_or_none(folder, configs.RECORD) is None:
         return None
     recorded = configs.recorded(folder)
-    is_same = manifest is None or names.absolute(manifest) == recorded.manifest
+    is_same = manifest is None or configs.absolute(manifest) == recorded.manifest
     return recorded if is_trained or is_same else None
 
 

@@ -12,7 +12,7 @@ import msgspec
 from shardset.errors import ConfigError, NotFound, StorageError
 from shardset.storage.open import open_storage
 from shardset.terminal import on_standard_output
-from trainer.agreement import check_batch_size, model_identity_of
+from trainer.agreement import check_identity, model_identity_of
 from trainer.config import CLASSES, TrainConfig, read_json
 from trainer.data.device_feed import DeviceFeed
 from trainer.data.epochs import BatchSource, steps_of
@@ -99,7 +99,7 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
     By class too; the run folder keeps the worst samples. Evaluates its averaged weights if it has
     them, as its run did, unless the config turns them off by 0.
     """
-    check_batch_size(config, runtime)
+    num_rows = runtime.num_rows(config.global_batch_size, 1)
     data = open_evaluation(config, runtime.host, runtime.num_hosts)
     is_of_run = config.resume in ("auto", "never")
     commit, state = (
@@ -108,7 +108,7 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
         else checkpoint.at(open_storage(config.resume), print)
     )
     check_classes(config, data.class_names)
-    checkpoint.check_identity(
+    check_identity(
         commit.identity, model_identity_of(config.model, data.num_classes), f"step {commit.step}"
     )
     if state["ema"] is not None and config.regularize.ema_decay is None:
@@ -116,7 +116,6 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
         config = replace(config, regularize=replace(config.regularize, ema_decay=decay))
     learner = Learner(runtime, config, data.num_classes, state)
     start = time.perf_counter()
-    num_rows = runtime.num_rows(config.global_batch_size, 1)
     totals = (
         evaluate(runtime, learner, data.evaluation, lambda: False, num_rows=num_rows, with_ids=True)
         or Totals()
@@ -130,10 +129,11 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
             f" loss {totals.mean('loss'):.4f}, "
             f"{int(totals.weight)} samples in {time.perf_counter() - start:.1f} s"
         )
-        names = [*data.class_names, *map(str, range(len(data.class_names), data.num_classes))]
-        on_standard_output().print(by_class(totals.samples, names))
+        on_standard_output().print(by_class(totals.samples, data.class_names))
         if config.manifest is not None and is_of_run:
-            worst = worst_of(totals.samples, load_once(config.manifest), data.eval_split, names)
+            worst = worst_of(
+                totals.samples, load_once(config.manifest), data.eval_split, data.class_names
+            )
             try:
                 open_storage(config.run_dir).write(WORST, msgspec.json.encode(worst))
             except StorageError as error:
@@ -152,7 +152,7 @@ def check_classes(config: TrainConfig, names: Sequence[str]) -> None:
         known = read_json(open_storage(run_dir), CLASSES)
         pairs = zip_longest(names, known, fillvalue="no class")
         for label, (found, expected) in enumerate(pairs):
-            if names and found != expected and str(label) not in (found, expected):
+            if found != expected and str(label) not in (found, expected):
                 raise ConfigError(
                     f"{config.manifest}: has {len(names)} classes, the run knows {len(known)}:"
                     f" label {label} is {found} here and {expected} there; build the set with the"

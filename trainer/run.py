@@ -15,9 +15,16 @@ import torch
 
 from shardset.order.state import states_from_json
 from shardset.program import count
+from shardset.storage.open import open_storage
 from shardset.version import __version__
 from trainer import config as configs
-from trainer.agreement import acquire_run_folder, check_batch_size, doubts_about, identity_of
+from trainer.agreement import (
+    acquire_run_folder,
+    check_identity,
+    doubts_about,
+    facts_of,
+    identity_of,
+)
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.epochs import SampleDigest, Step, check_epoch, order_of, steps_of
@@ -50,9 +57,10 @@ class Run:
     def __init__(
         self, runtime: Runtime, config: TrainConfig, open_data: OpenData = open_data
     ) -> None:
-        check_batch_size(config, runtime)
+        self.num_rows = runtime.num_rows(config.global_batch_size, config.accumulate)
+        """The rows that this process brings to a step."""
         self.runtime, self.config = runtime, config
-        self.data = open_data(checkpoint.in_recorded_order(config), runtime.host, runtime.num_hosts)
+        self.data = open_data(config, runtime.host, runtime.num_hosts)
         self.position = Position()
         self._answer: Callable[[], bool] | None = None
         self._exits = ExitStack()
@@ -69,8 +77,11 @@ class Run:
         self._notice = self._exits.enter_context(
             PreemptionNotice(METADATA if self.runtime.is_cloud else None)
         )
-        self._run_lock = acquire_run_folder(self.runtime, self.config, self.data, self._exits)
-        self._folder = RunFolder(self.config.run_dir, self.runtime.host, self._run_lock)
+        self._identity = identity_of(self.config, self.data)
+        facts = facts_of(self.config, self.data, self.runtime.num_hosts)
+        storage = open_storage(self.config.run_dir)
+        self._run_lock = acquire_run_folder(self.runtime, storage, facts, self._exits)
+        self._folder = RunFolder(storage, self.runtime.host, self._run_lock)
         self._exits.callback(self._folder.close)
         if self.config.wandb and self.runtime.is_master:
             self._exits.callback(start_wandb(self.config, self._folder.local).finish)
@@ -85,16 +96,14 @@ class Run:
         self.steps_per_epoch = len(self.data.train)
         self._rate_at = schedule.of(self.config, self.steps_per_epoch)
         self._telemetry = Telemetry(self.runtime, self.config, self._log, self.data, self._rate_at)
-        self._identity = identity_of(self.config, self.data)
-        state = self._load_checkpoint()
+        found, state = self._load_checkpoint()
         for text in doubts_about(self.config, self.data, self._rate_at, state):
             self._log.note(f"note: {text}")
         self.learner = Learner(self.runtime, self.config, self.data.num_classes, state)
         self._restore(state)
-        order = order_of(self.data.train, 0, 0)
-        self._folder.write_records(
-            self.config, order, self.data.class_names, is_done=self.is_done()
-        )
+        # A run that is done keeps its recorded config.
+        record = None if self.is_done() and found == storage.url else self.config
+        self._folder.write_records(record, order_of(self.data.train, 0, 0), self.data.class_names)
         self._writer = None
         if self.runtime.is_master:
             # Metrics are flushed before the commit: after a kill the resumed run would leave a gap
@@ -140,11 +149,6 @@ class Run:
         self._exits.enter_context(feed)
         self._telemetry.feed = feed
         return iter(feed)
-
-    @property
-    def num_rows(self) -> int:
-        """The rows that this process brings to a step."""
-        return self.runtime.num_rows(self.config.global_batch_size, self.config.accumulate)
 
     def epoch_is_done(self) -> bool:
         """Whether the last step of an epoch has been taken and the epoch not been closed."""
@@ -307,11 +311,11 @@ class Run:
         self._telemetry.report(self.position.step, with_newest=True)
         self._restart_watchdog()
 
-    def _load_checkpoint(self) -> CheckpointState | None:
-        resumed = checkpoint.find_checkpoint(
-            self._folder.storage, self.config.resume, self._log.note
-        )
-        step = resumed[1]["step"] if resumed else 0
+    def _load_checkpoint(self) -> tuple[str, CheckpointState | None]:
+        """Where the checkpoint to resume from is, and its state."""
+        storage, resume = self._folder.storage, self.config.resume
+        url, state = checkpoint.find_checkpoint(storage, resume, self._log.note) or ("", None)
+        step = state["step"] if state else 0
         sums = self.runtime.sum_hosts([step])
         checkpoint.drop_shared()
         if sums != [step * self.runtime.num_hosts]:
@@ -319,13 +323,11 @@ class Run:
                 f"{self.config.run_dir}: this host found step {step}, others found another; "
                 "use a run folder that all hosts see, such as gs://bucket/run"
             )
-        if resumed is None:
-            return None
-        url, state = resumed
-        checkpoint.check_identity(state["identity"], self._identity, f"{url}: step {step}")
-        if state["stream"] is not None:
-            self.data.train.load_state_dict(states_from_json(state["stream"]))
-        return state
+        if state is not None:
+            check_identity(state["identity"], self._identity, f"{url}: step {step}")
+            if state["stream"] is not None:
+                self.data.train.load_state_dict(states_from_json(state["stream"]))
+        return url, state
 
     def _restore(self, state: CheckpointState | None) -> None:
         self._started, self._seconds_before = time.perf_counter(), 0.0

@@ -211,7 +211,7 @@ def _open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     return Data(
         train=Ids(ORDER, host, num_hosts),
         evaluation=Ids(stored, host, num_hosts),
-        num_classes=2,
+        class_names=("a", "b"),
         manifest_digest=DIGEST,
         eval_split="test",
         train_ids=Selection(NUM_SAMPLES),

@@ -23,7 +23,6 @@ from trainer.data.splits import load_once, open_data
 from trainer.data.survey import SetFacts, survey
 from trainer.defaults import choose, resolve
 from trainer.flags import ConfigFlags
-from trainer.run_folder import names
 from trainer.runtime.machine import Machine
 
 GIB = 1 << 30
@@ -230,7 +229,7 @@ def test_a_set_with_val_and_test_trains_without_a_flag_and_says_on_what_it_evalu
 def test_a_run_killed_before_its_first_checkpoint_keeps_its_settings(
     manifest: str, tmp_path: Path
 ) -> None:
-    recorded = names.from_anywhere(tiny_config(manifest, tmp_path, epochs=7))
+    recorded = configs.from_anywhere(tiny_config(manifest, tmp_path, epochs=7))
     (tmp_path / configs.RECORD).write_text(configs.to_json(recorded))
     for named in ({}, {"manifest": manifest}):
         config, _ = resolve(flags(run_dir=str(tmp_path), **named))

@@ -53,7 +53,7 @@ from trainer.model.learner import Learner
 from trainer.run_folder import checkpoint
 from trainer.run_folder.checkpoint import new_state_name
 from trainer.run_folder.lock import HOLDER
-from trainer.run_folder.names import folder_of, from_anywhere, log_name
+from trainer.run_folder.names import folder_of, log_name
 from trainer.runtime import preemption
 from trainer.runtime.base import Single, Step
 from trainer.runtime.launch import launch
@@ -405,7 +405,7 @@ def test_a_run_is_evaluated_from_another_folder_than_it_was_started_in(
     config = tiny_config(Path(manifest).name, tmp_path / "run", max_steps=2)
     run(config)
     far = replace(config, manifest="gs://bucket/set", cache_dir="cache", cache_bytes=1)
-    assert from_anywhere(far) == replace(far, cache_dir=os.path.abspath("cache"))
+    assert configs.from_anywhere(far) == replace(far, cache_dir=os.path.abspath("cache"))
     monkeypatch.chdir(tmp_path)
     assert command.main(["evaluate", "--run-dir", "run"]) == OK
     assert "step 2: val accuracy" in capsys.readouterr().out

@@ -33,14 +33,18 @@ def train_spec(image: ImageConfig) -> ImageSpec:
     return replace(evaluation, size=image.size, crop=crops[image.train_crop], flip=image.flip)
 
 
-def train_transform(image: ImageConfig) -> Chain | None:
-    """What happens to the pixels of a cropped training image; None leaves them alone.
+def train_options(image: ImageConfig) -> dict[str, Any]:
+    """How a training stream crops, resizes and augments images, and how often it repeats them.
 
     Raises ConfigError.
     """
-    steps: list[Any] = []
+    spec, steps = train_spec(image), list[Any]()
     if image.auto_augment is not None:
         steps.append(augmentation_of(image.auto_augment))
     if image.erase:
         steps.append(RandomErasing(probability=image.erase, mean=image.mean, std=image.std))
-    return Chain(tuple(steps)) if steps else None
+    return {
+        "image": spec,
+        "transform": Chain(tuple(steps)) if steps else None,
+        "augment_repeats": image.augment_repeats,
+    }

@@ -2,6 +2,7 @@
 or two synthetic ones.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial, reduce
 from typing import Any
@@ -14,10 +15,10 @@ from shardset.format.manifest import LoadedSet, Manifest
 from shardset.order.selection import Selection
 from shardset.read.disk_cache import DiskCache
 from shardset.stream.stream import Stream
-from trainer.config import DEFAULT_CLASSES, TrainConfig, mixed_sets
+from trainer.config import TrainConfig, Weights, mixed_sets
 from trainer.data.epochs import BatchSource, SampleDigest, complete_epoch
 from trainer.data.mixture import Mixture
-from trainer.data.preparation import eval_spec, train_spec, train_transform
+from trainer.data.preparation import eval_spec, train_options
 from trainer.data.synthetic import SyntheticStream
 
 SYNTHETIC_DIGEST = "fake data"
@@ -29,6 +30,9 @@ It is recorded, so it must never change.
 
 NUM_SAMPLES, NUM_EVAL_SAMPLES = 1_281_167, 50_000
 """Samples of a synthetic epoch and evaluation, as in ImageNet. `--max-steps` stops earlier."""
+
+NUM_CLASSES = 1000
+"""Classes of synthetic data, as in ImageNet."""
 
 TUNING_SPLITS = ("val", "validation", "valid", "dev")
 """The split to evaluate on while a run is tuned, where there is also one for the final test."""
@@ -44,13 +48,18 @@ class Data:
 
     train: BatchSource
     evaluation: BatchSource
-    num_classes: int
+    class_names: tuple[str, ...]
     manifest_digest: str
     eval_split: str
     num_eval_samples: int
     train_ids: Selection
     augment_repeats: int = 1
-    class_names: tuple[str, ...] = ()
+    mix: tuple[Weights, ...] = ()
+
+    @property
+    def num_classes(self) -> int:
+        """The classes of the model."""
+        return len(self.class_names)
 
     def expected(self, epoch: int) -> SampleDigest:
         """What a training epoch must be."""
@@ -99,54 +108,51 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     """This host's part of the data. Raises ConfigError if the config does not fit the shard set."""
     if config.fake_data:
         return synthetic_data(config, host, num_hosts)
-    loaded = set_of(config)
+    loaded, sets = set_of(config), mixed_sets(config.mix)
     manifest = loaded.manifest
     eval_split = eval_split_of(config, manifest)
     check_split("eval_split", eval_split, loaded)
-    num_classes = _num_classes_of(config, manifest)
+    if not manifest.classes:
+        raise ConfigError(
+            "the shard set has no classes; it has images only, and this trainer needs labels"
+        )
     options = _stream_options(config, host, num_hosts)
-    train = _open_training(config, loaded, options)
-    return Data(
-        train=train,
-        evaluation=Stream(loaded, eval_split, seed=None, image=eval_spec(config.image), **options),
-        num_classes=num_classes,
+    evaluation = Stream(loaded, eval_split, seed=None, image=eval_spec(config.image), **options)
+    options |= dict(seed=config.seed, window=config.window, **train_options(config.image))
+    facts: dict[str, Any] = dict(
+        evaluation=evaluation,
         manifest_digest=manifest.digest,
         eval_split=eval_split,
-        train_ids=train.order.selection if isinstance(train, Stream) else Selection(0),
         augment_repeats=config.image.augment_repeats,
         num_eval_samples=loaded.part(eval_split).selection.num_kept,
         class_names=_class_names(manifest),
     )
+    if sets:
+        urls, weights = zip(*sets, strict=True)
+        mixed = _sets_to_mix(config, loaded, urls)
+        train = Mixture(mixed, weights, config.train_split, **options)
+        return Data(train=train, train_ids=Selection(0), mix=weights, **facts)
+    check_split("train_split", config.train_split, loaded)
+    stream = Stream(loaded, config.train_split, **options)
+    return Data(train=stream, train_ids=stream.order.selection, **facts)
 
 
-def _open_training(
-    config: TrainConfig, loaded: LoadedSet, options: dict[str, Any]
-) -> Stream | Mixture:
-    """The training stream of the set, or of the sets of a mixture, whose classes are its own."""
-    image = config.image
-    training: dict[str, Any] = dict(
-        seed=config.seed,
-        image=train_spec(image),
-        window=config.window,
-        transform=train_transform(image),
-        augment_repeats=image.augment_repeats,
-        **options,
-    )
-    if not config.mix:
-        check_split("train_split", config.train_split, loaded)
-        return Stream(loaded, config.train_split, **training)
-    sets, weights = zip(*mixed_sets(config.mix), strict=True)
-    mixed = [load_once(url) for url in sets]
-    for url, other in zip(sets, mixed, strict=True):
+def _sets_to_mix(config: TrainConfig, loaded: LoadedSet, urls: Sequence[str]) -> list[LoadedSet]:
+    """The sets of a mixture. Raises ConfigError for one with other classes than the set that the
+    run is evaluated on.
+    """
+    sets = [load_once(url) for url in urls]
+    names = _class_names(loaded.manifest)
+    for url, other in zip(urls, sets, strict=True):
         check_split("train_split", config.train_split, other)
-        names, others = _class_names(loaded.manifest), _class_names(other.manifest)
+        others = _class_names(other.manifest)
         if others != names:
             which = sorted({*names} ^ {*others})[:5] or "in their order"
             raise ConfigError(
                 f"{url} has other classes than {config.manifest} ({which}); the sets of a mixture"
                 " need the same classes in the same order: build them with the same class names"
             )
-    return Mixture(mixed, weights, config.train_split, **training)
+    return sets
 
 
 def _stream_options(config: TrainConfig, host: int, num_hosts: int) -> dict[str, Any]:
@@ -188,13 +194,12 @@ def synthetic_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     """Data of the shapes in the config that costs no time: a run on it shows the highest possible
     rate.
     """
-    num_classes = config.model.num_classes or DEFAULT_CLASSES
     stream = partial(
         SyntheticStream,
         global_batch_size=config.global_batch_size,
         rank=host,
         world_size=num_hosts,
-        num_classes=num_classes,
+        num_classes=NUM_CLASSES,
     )
     return Data(
         train=stream(
@@ -203,7 +208,7 @@ def synthetic_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
             image_size=config.image.size,
         ),
         evaluation=stream(num_samples=NUM_EVAL_SAMPLES, image_size=config.image.size_in_evaluation),
-        num_classes=num_classes,
+        class_names=tuple(map(str, range(NUM_CLASSES))),
         manifest_digest=SYNTHETIC_DIGEST,
         eval_split=SYNTHETIC_DIGEST,
         train_ids=Selection(NUM_SAMPLES),
@@ -254,20 +259,3 @@ def eval_split_of(config: TrainConfig, manifest: Manifest) -> str:
             " eval_split=NAME"
         )
     return chosen[0]
-
-
-def _num_classes_of(config: TrainConfig, manifest: Manifest) -> int:
-    """The number of classes of the model: the config's if it suffices, else the
-    manifest.
-    """
-    wanted, stored = config.model.num_classes, len(manifest.classes)
-    if wanted is not None and wanted < stored:
-        raise ConfigError(
-            f"model.num_classes is {wanted} but the shard set has {stored} classes; leave it at"
-            " none"
-        )
-    if wanted is None and not stored:
-        raise ConfigError(
-            "the shard set has no classes; it has images only, and this trainer needs labels"
-        )
-    return wanted or stored

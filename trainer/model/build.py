@@ -5,7 +5,7 @@ GroupNorm.
 import importlib
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
@@ -48,15 +48,22 @@ def build(config: ModelConfig, num_classes: int, seed: int) -> nn.Module:
     return model
 
 
-def freeze(model: nn.Module, config: ModelConfig) -> None:
-    """Leaves gradients to the last layer only, if the config says so.
+def trainable(
+    config: ModelConfig, num_classes: int, seed: int, sizes: Collection[int]
+) -> nn.Module:
+    """A model as `build` makes it for images of these sizes, with gradients for its last layer only
+    if the config says so.
 
-    Raises ConfigError if it is not known.
+    Raises ConfigError for a size that it can't take, or a last layer that is not known.
     """
+    model = build(config, num_classes, seed)
+    for size in sorted(sizes):
+        check_size(config, num_classes, size)
     if config.freeze:
         model.requires_grad_(False)
         for head in pretrained.heads_of(model, config.name):
             head.requires_grad_(True)
+    return model
 
 
 def set_training(model: nn.Module, config: ModelConfig) -> None:
@@ -92,7 +99,6 @@ def optimizer(
             opt=config.name,
             lr=config.learning_rate,
             weight_decay=config.weight_decay,
-            momentum=config.momentum,
             **{**(of_device or {}), **(config.kwargs or {})},
         )
     except (ValueError, AssertionError, TypeError) as error:

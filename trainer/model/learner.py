@@ -47,11 +47,9 @@ class Learner:
         self._num_classes = num_classes
         # A checkpoint holds all weights, so none are downloaded again.
         fresh = config.model if state is None else replace(config.model, pretrained=None)
-        net = build.build(fresh, num_classes, config.seed)
+        sizes = {config.image.size, config.image.size_in_evaluation}
+        net = build.trainable(fresh, num_classes, config.seed, sizes)
         self._normalize = augment.Normalize(config.image.mean, config.image.std)
-        for size in sorted({config.image.size, config.image.size_in_evaluation}):
-            build.check_size(config.model, num_classes, size)
-        build.freeze(net, config.model)
         if config.sync_batch_norm:
             net = runtime.synchronize_norms(net)
         ema = copy.deepcopy(net) if config.regularize.ema_decay else None

@@ -16,10 +16,9 @@ import os
 import re
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,11 @@ from typing import Any
 import msgspec
 
 from shardset.errors import ConfigError, DamagedShard, NotFound
-from shardset.order.state import OrderState, States, states_from_json
 from shardset.prepared import JSON_ERRORS, prepared
 from shardset.storage.base import ABSENT, Storage, try_to_delete
 from shardset.storage.checked import facts_of, read_object, read_small
 from shardset.storage.open import open_storage
 from shardset.stream.world import num_local_processes
-from trainer.config import ORDER, TrainConfig
 from trainer.errors import CheckpointError, NotFinite, RunTaken
 from trainer.run_folder.checkpoint_state import CheckpointState, decode, encode
 from trainer.run_folder.lock import UNRIVALLED, RunLock
@@ -76,14 +73,14 @@ class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
 def commits(
     storage: Storage,
     warn: Callable[[str], None] = lambda text: None,
-    among: Iterable[str] | None = None,
+    among: Sequence[int] | None = None,
 ) -> list[CommitMark]:
-    """The commit marks in a run folder, oldest first, or those `among` names that a listing gave.
+    """The commit marks in a run folder, oldest first, or those `among` steps that a listing gave.
 
     Warns about a damaged mark and leaves it out.
     """
     marks = []
-    for step in steps(storage) if among is None else steps_among(among):
+    for step in steps(storage) if among is None else among:
         try:
             marks.append(_read_commit(storage, folder_of(step) + COMMIT))
         except CheckpointError as error:
@@ -148,15 +145,16 @@ def newest(
     Warns about damaged checkpoints and skips them. Raises CheckpointError if all of them are
     damaged.
     """
-    for commit in reversed(commits(storage, warn)):
+    existing = steps(storage)
+    for commit in reversed(commits(storage, warn, existing)):
         try:
             return commit, read(storage, commit)
         except CheckpointError as error:
             warn(f"{error}; trying the one before it")
-    if count := len(steps(storage)):
+    if existing:
         raise CheckpointError(
-            f"{storage.url}/{CHECKPOINTS}: none of {count} checkpoints is intact; start again in"
-            " another --run-dir"
+            f"{storage.url}/{CHECKPOINTS}: none of {len(existing)} checkpoints is intact; start"
+            " again in another --run-dir"
         )
     return None
 
@@ -199,24 +197,6 @@ def chosen(storage: Storage) -> tuple[CommitMark, CheckpointState]:
     return (commit, read(storage, commit)) if commit else at(storage, print)
 
 
-def check_identity(saved: dict[str, Any], wanted: dict[str, Any], where: str) -> None:
-    """Raises CheckpointError, naming every difference, unless a checkpoint belongs to this run."""
-    if text := differences_of(saved, wanted, "there", "here"):
-        raise CheckpointError(
-            f"{where}: belongs to another run: {text}; use the same settings, or another --run-dir"
-        )
-
-
-def differences_of(one: dict[str, Any], other: dict[str, Any], there: str, here: str) -> str:
-    """`seed is 0 there and 7 here; ...` for the facts of the other that one has not; empty without
-    any.
-    """
-    names = [name for name in other if one.get(name) != other[name]]
-    return "; ".join(
-        f"{name} is {one.get(name)!r} {there} and {other[name]!r} {here}" for name in names
-    )
-
-
 def _read_commit(storage: Storage, name: str) -> CommitMark:
     """Raises CheckpointError for a damaged mark, ConfigError for a format of another version."""
     data = read_small(storage, name)
@@ -248,12 +228,12 @@ def find_checkpoint(
     Raises ConfigError if this would mix two runs, or take a run back to an earlier step in its own
     folder.
     """
-    if resume == "never" and (existing := steps(folder)):
+    found = newest(folder, note)
+    if resume == "never" and found is not None:
         raise ConfigError(
-            f"{folder.url} holds a run up to step {existing[-1]}; --resume never would mix two"
+            f"{folder.url} holds a run up to step {found[0].step}; --resume never would mix two"
             " runs; take another --run-dir, or --resume auto"
         )
-    found = newest(folder, note)
     if resume in ("auto", "never"):
         return None if found is None else (folder.url, found[1])
     if found is None:
@@ -267,34 +247,6 @@ def find_checkpoint(
             " steps come before; take another --run-dir"
         )
     return folder.url, found[1]
-
-
-def in_recorded_order(config: TrainConfig) -> TrainConfig:
-    """The config of a run that resumes, with the L, q and w that the run began with, where it sets
-    none itself.
-    """
-    order = None if config.fake_data else _recorded_order(config)
-    # A checkpoint of another batch size is refused by name later.
-    if not isinstance(order, OrderState) or config.global_batch_size % (
-        order.num_lanes * config.image.augment_repeats
-    ):
-        return config
-    values = {name: getattr(order, name) for name in ("num_lanes", "block_size", "window")}
-    return replace(
-        config, **{name: value for name, value in values.items() if getattr(config, name) is None}
-    )
-
-
-def _recorded_order(config: TrainConfig) -> States | None:
-    folder = open_storage(config.run_dir)
-    if steps(folder):
-        with suppress(NotFound):  # of synthetic data: a run with other data is refused later
-            return states_from_json(read_small(folder, ORDER).strip())
-    if config.resume in ("auto", "never"):
-        return None
-    # Damage is reported when the checkpoint is loaded.
-    text = at(open_storage(config.resume), lambda text: None)[1]["stream"]
-    return None if text is None else states_from_json(text)
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -415,9 +367,8 @@ class CheckpointWriter:
         # One listing for what is kept and what is not: an outdated second one would doom what it
         # lacks.
         found = {stat.name: stat.generation for stat in self._storage.list(CHECKPOINTS)}
-        states = {
-            folder_of(mark.step) + mark.state: mark for mark in commits(self._storage, among=found)
-        }
+        marks = commits(self._storage, among=steps_among(found))
+        states = {folder_of(mark.step) + mark.state: mark for mark in marks}
         whole = [mark for name, mark in states.items() if name in found]
         kept = {mark.step for mark in [*whole[-self._keep :], *filter(None, [best(whole)])]}
         own = [name for name in found if step_of(name) is not None]

@@ -26,7 +26,6 @@ import msgspec
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, TransientError
 from shardset.prepared import JSON_ERRORS, prepared
 from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
-from shardset.storage.open import open_storage
 from trainer.errors import RunTaken
 
 HOLDER = "holder.json"
@@ -101,15 +100,18 @@ UNRIVALLED = RunLock()
 
 
 def acquire_run_lock(
-    url: str, tell: Callable[[str], None], *, beat_s: float = BEAT_S, patience_s: float = PATIENCE_S
+    storage: Storage,
+    tell: Callable[[str], None],
+    *,
+    beat_s: float = BEAT_S,
+    patience_s: float = PATIENCE_S,
 ) -> RunLock:
     """Locks a run folder, local or remote, for this process.
 
     Raises ConfigError if a living run holds it.
     """
-    storage = open_storage(url)
     if not storage.is_remote:
-        return _locked_folder(Path(url))
+        return _locked_folder(Path(storage.url))
     return Lease(storage, this_process(), tell, beat_s=beat_s, patience_s=patience_s)
 
 
@@ -124,9 +126,8 @@ def this_process() -> Holder:
     )
 
 
-def run_lock_of(url: str, token: str) -> RunLock:
+def run_lock_of(storage: Storage, token: str) -> RunLock:
     """The lock of a run folder that the first host of this run holds, as another host sees it."""
-    storage = open_storage(url)
     return SeenLease(storage, token) if storage.is_remote else UNRIVALLED
 
 

@@ -1,13 +1,10 @@
 """The names of the files in a run folder, and what they say. Importing this needs no torch."""
 
-import os
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 
 from shardset.storage.base import Storage
-from shardset.storage.open import is_address
-from trainer.config import TrainConfig, not_a_run
+from trainer.config import not_a_run
 
 METRICS = "metrics.jsonl"
 LOGS = "logs/"
@@ -76,16 +73,3 @@ def merged_logs(storage: Storage) -> list[str]:
             last = moment
             lines.append((moment, f"{moment} host-{host} {text}"))
     return [line for _, line in sorted(lines, key=lambda pair: pair[0])]
-
-
-def from_anywhere(config: TrainConfig) -> TrainConfig:
-    """The config with absolute local paths, so that it can be read from any folder."""
-    manifest = config.manifest and absolute(config.manifest)
-    cache_dir = config.cache_dir and absolute(config.cache_dir)
-    mix = config.mix and ";".join(map(absolute, config.mix.split(";")))
-    return replace(config, manifest=manifest, cache_dir=cache_dir, mix=mix)
-
-
-def absolute(url: str) -> str:
-    """An address as it is, a local path from the root of the disk."""
-    return url if is_address(url) else os.path.abspath(url)

@@ -15,7 +15,7 @@ from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.errors import RunTaken
 from trainer.run_folder.lock import UNRIVALLED, RunLock
-from trainer.run_folder.names import LOGS, METRICS, from_anywhere, log_name, steps
+from trainer.run_folder.names import LOGS, METRICS, log_name
 
 UPLOAD_EVERY_S, UPLOAD_BYTES_PER_S = 30.0, 128 << 10
 """How often growing files are copied to a bucket; large ones, always completely, less often."""
@@ -30,11 +30,12 @@ class RunFolder:
     `lock` copies nothing.
     """
 
-    def __init__(self, url: str, host: int = 0, lock: RunLock = UNRIVALLED) -> None:
+    def __init__(self, storage: Storage, host: int = 0, lock: RunLock = UNRIVALLED) -> None:
         self._host, self._lock = host, lock
-        self.storage: Storage = open_storage(url).on_retry(lock.keep)
-        self._is_remote = self.storage.is_remote
-        self.local = Path(tempfile.mkdtemp(prefix="run-") if self._is_remote else url)
+        self.storage = storage.on_retry(lock.keep)
+        self._is_remote = storage.is_remote
+        self.local = Path(tempfile.mkdtemp(prefix="run-") if self._is_remote else storage.url)
+        self._files = open_storage(str(self.local))
         (self.local / LOGS).mkdir(parents=True, exist_ok=True)
         self._sent: dict[Path, tuple[int, int]] = {}
         self._error: ShardsetError | None = None
@@ -50,25 +51,22 @@ class RunFolder:
 
     def write(self, name: str, content: str | bytes) -> None:
         """Writes a complete file. Raises StorageError if the disk can't take it."""
-        open_storage(str(self.local)).write(
-            name, content.encode() if isinstance(content, str) else content
-        )
+        self._files.write(name, content.encode() if isinstance(content, str) else content)
 
     def write_records(
-        self, config: TrainConfig, order: str | None, classes: Sequence[str], *, is_done: bool
+        self, config: TrainConfig | None, order: str | None, classes: Sequence[str]
     ) -> None:
         """Writes config, order and classes of a run that was accepted, on the first host.
 
-        A run that is done keeps its recorded config.
+        None keeps the recorded config.
         """
         if self._host != 0:
             return
-        if not (is_done and steps(self.storage)):
-            self.write(configs.RECORD, configs.to_json(from_anywhere(config)) + "\n")
+        if config is not None:
+            self.write(configs.RECORD, configs.to_json(configs.from_anywhere(config)) + "\n")
         if order is not None:
             self.write(configs.ORDER, order + "\n")
-        if classes:
-            self.write(configs.CLASSES, json.dumps(classes) + "\n")
+        self.write(configs.CLASSES, json.dumps(classes) + "\n")
 
     def flush(self) -> None:
         """Copies what has changed since the last copy; does nothing for a local run."""

@@ -95,7 +95,7 @@ class Runtime:
         """Whether this process writes the output that a run writes once."""
         return self.host == 0
 
-    def join(self, timeout_s: float) -> None:
+    def connect(self, timeout_s: float) -> None:
         """Connects to the other processes. From here on they compute together.
 
         `timeout_s` limits how long one process may then wait for another, which may itself wait for
@@ -111,7 +111,17 @@ class Runtime:
     def num_rows(self, global_batch_size: int, accumulate: int) -> int:
         """The rows that every process brings to a step: one shape for all, whatever the sizes of
         their shares.
+
+        Raises ConfigError unless there is a sample for every device in each of so many passes.
         """
+        least = self.num_devices * accumulate
+        if global_batch_size < least:
+            raise ConfigError(
+                f"global_batch_size {global_batch_size} does not have a sample for each of"
+                f" {self.num_devices} devices"
+                + (f" in each of {accumulate} passes" if accumulate > 1 else "")
+                + f"; use at least {least}, or fewer devices"
+            )
         unit = max(1, self.num_devices // self.num_hosts) * accumulate
         return -(-global_batch_size // (self.num_hosts * unit)) * unit
 

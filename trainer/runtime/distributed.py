@@ -50,7 +50,7 @@ class Ddp(Runtime):
         self.num_replicas = self.num_hosts
         super().__init__(precision)
 
-    def join(self, timeout_s: float) -> None:
+    def connect(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         timeout = datetime.timedelta(seconds=timeout_s)
         # Until here the store had the patience of a start.

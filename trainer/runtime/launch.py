@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,11 +23,8 @@ from trainer.runtime.distributed import CudaDdp, Ddp, TpuDdp
 from trainer.runtime.heartbeat import (
     AGAIN,
     PORT,
-    TIMING,
     Address,
-    HeartbeatClient,
     HeartbeatServer,
-    HeartbeatTiming,
 )
 from trainer.runtime.machine import REFUSED
 from trainer.runtime.preemption import relay
@@ -99,12 +95,11 @@ def started(strategy: str, config: TrainConfig) -> Iterator[Runtime]:
             config.stall_timeout_s, exit=True, file=sys.__stderr__ or sys.stderr
         )
         runtime = exits.enter_context(running(strategy, config.precision))
-        runtime.heartbeat = HeartbeatClient(replace(TIMING, join_s=config.join_timeout_s))
         address = runtime.heartbeat_address(exits)
         exits.enter_context(runtime.heartbeat)  # from here on the loss of one process ends all
         if address is not None:
             runtime.heartbeat.start(address, runtime.host, runtime.num_hosts)
-        runtime.join(config.stall_timeout_s)
+        runtime.connect(config.stall_timeout_s)
         faulthandler.cancel_dump_traceback_later()
         yield runtime
 
@@ -144,9 +139,8 @@ def _launch_replicas(config: TrainConfig, worker: Worker) -> None:
             " replicas on the CPU wait for each other for ever; use --strategy spmd, or unset"
             " CPU_NUM_DEVICES"
         )
-    timing = replace(TIMING, join_s=config.join_timeout_s)
     workers, own = xla.tpu_workers() if device == "TPU" else (["127.0.0.1"], 0)
-    with tempfile.TemporaryDirectory() as folder, watched_launcher(workers, own, timing):
+    with tempfile.TemporaryDirectory() as folder, watched_launcher(workers, own):
         relay(Path(folder) / "asked to stop")
         # Not an ignored SIGINT, as in the background of a script.
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -161,9 +155,7 @@ def run_replica(index: int, worker: Worker, config: TrainConfig) -> None:
 
 
 @contextmanager
-def watched_launcher(
-    workers: Sequence[str], own: int, timing: HeartbeatTiming = TIMING
-) -> Iterator[None]:
+def watched_launcher(workers: Sequence[str], own: int) -> Iterator[None]:
     """Starts the heartbeat server on the first worker, to which the replicas of every worker
     connect. The loss of one ends all of them.
     """
@@ -171,7 +163,7 @@ def watched_launcher(
     with ExitStack() as exits:
         if own == 0:
             address = Address("", port) if len(workers) > 1 else Address(workers[0], 0)
-            port = exits.enter_context(HeartbeatServer(address, timing)).address.port
+            port = exits.enter_context(HeartbeatServer(address)).address.port
         os.environ[xla.HEARTBEAT_ADDRESS] = f"{workers[0]}:{port}"
         try:
             yield

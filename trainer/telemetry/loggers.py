@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardset.errors import ConfigError, missing_library
-from trainer.config import TrainConfig, to_dict
-from trainer.run_folder.names import absolute
+from trainer.config import TrainConfig, absolute, to_dict
 
 EVENTS = "tensorboard"
 FLUSH_S = 5

@@ -83,7 +83,7 @@ def local_devices(strategy: str) -> Devices:
     chosen = launch.choose(strategy)  # type: ignore[arg-type]
     # `replica` starts processes; `spmd` sees the same devices in this one.
     with launch.running("spmd" if chosen == "replica" else chosen, "fp32") as running:
-        running.join(DEVICES_TIMEOUT_S)
+        running.connect(DEVICES_TIMEOUT_S)
         return Devices(
             strategy=chosen,
             kind=running.device.type,

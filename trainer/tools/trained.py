@@ -16,7 +16,7 @@ from shardset.storage.checked import read_small
 from shardset.storage.open import open_storage
 from shardset.version import __version__
 from trainer import config as configs
-from trainer.config import CLASSES, DEFAULT_CLASSES, SIDECAR, TrainConfig, read_json
+from trainer.config import CLASSES, SIDECAR, read_json
 from trainer.errors import CheckpointError, first_line
 from trainer.model import build
 from trainer.model.pretrained import ModelFacts
@@ -64,7 +64,7 @@ def _of_run(folder: Storage) -> tuple[ModelFacts, dict[str, torch.Tensor]]:
             f" ({config.image.eval_interpolation}), of that the centre, {size} x {size};"
             " divided by 255, minus `mean`, divided by `std`: float32 [n, 3, size, size]"
         ),
-        classes=_classes_of(folder, config),
+        classes=read_json(folder, CLASSES),
         step=commit.step,
         accuracy=commit.top1,
     )
@@ -80,15 +80,3 @@ def _of_export(folder: Storage) -> tuple[ModelFacts, dict[str, torch.Tensor]]:
             f"{folder.url}: the export is damaged ({error}), expected {SIDECAR} and {WEIGHTS};"
             " export the model again"
         ) from error
-
-
-def _classes_of(folder: Storage, config: TrainConfig) -> list[str]:
-    """The names that the run recorded; numbers for classes without a name,
-    as with fake data.
-    """
-    try:
-        names: list[str] = read_json(folder, CLASSES)
-    except NotFound:
-        names = []
-    unnamed = 0 if config.manifest else DEFAULT_CLASSES
-    return [*names, *map(str, range(len(names), config.model.num_classes or unnamed))]

@@ -18,12 +18,11 @@ from tests.makers.shardset import new_set, png_samples
 from tests.makers.training import losses, read_records, shard_set, tiny_config
 from trainer import cli as command
 from trainer import loop
-from trainer.config import ImageConfig, TrainConfig, mixed_sets
+from trainer.config import ImageConfig, TrainConfig, from_anywhere, mixed_sets
 from trainer.data.epochs import SampleDigest, check_epoch, steps_of
 from trainer.data.mixture import ID_OF_SET, MAX_SETS, Mixture
 from trainer.data.splits import Data, open_data
 from trainer.errors import CheckpointError
-from trainer.run_folder.names import from_anywhere
 from trainer.runtime.launch import launch
 from trainer.telemetry.losses import read_losses
 

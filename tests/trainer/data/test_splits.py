@@ -11,7 +11,7 @@ from shardset.format.manifest import load
 from tests.makers.shardset import new_set, png_samples
 from tests.makers.training import NUM_TRAIN, tiny_config
 from tests.makers.views import put_view
-from trainer.config import ImageConfig, ModelConfig, TrainConfig
+from trainer.config import ImageConfig, TrainConfig
 from trainer.data import splits
 from trainer.data.epochs import SampleDigest, check_epoch, steps_of
 from trainer.data.splits import Data, open_data
@@ -51,12 +51,6 @@ def test_an_epoch_of_all_hosts_has_the_samples_and_the_weights_that_are_expected
     assert weights.tolist() == [data[0].weight_of_step(step, size) for step in range(num_steps)]
 
 
-def test_classes_come_from_the_manifest_and_a_model_may_have_more(manifest: str) -> None:
-    for classes, expected in (None, 10), (12, 12):
-        config = tiny_config(manifest, "run", model=ModelConfig(num_classes=classes))
-        assert open_data(config, 0, 1).num_classes == expected
-
-
 def test_the_budget_of_a_run_is_that_of_both_streams_and_makes_their_order(manifest: str) -> None:
     wide, narrow = (
         open_data(tiny_config(manifest, "run", budget_bytes=size), 0, 1)
@@ -72,7 +66,6 @@ def test_the_budget_of_a_run_is_that_of_both_streams_and_makes_their_order(manif
     [
         ({"manifest": None}, "--manifest"),
         ({"train_split": "trian"}, "no split 'trian' in this shard set; it has train, val"),
-        ({"model": ModelConfig(num_classes=3)}, "3 but the shard set has 10"),
         ({"manifest": "memory://nothing/here"}, "no manifest"),
     ],
 )

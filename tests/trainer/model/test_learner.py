@@ -23,7 +23,9 @@ from trainer.run_folder import checkpoint_state
 from trainer.runtime.base import Single
 
 CLASSES = 5
-PLAIN = OptimizerConfig(name="momentum", learning_rate=1.0, weight_decay=0.0, momentum=0.0)
+PLAIN = OptimizerConfig(
+    name="momentum", learning_rate=1.0, weight_decay=0.0, kwargs={"momentum": 0.0}
+)
 """Its step at rate r takes r times the gradient away."""
 
 Batch = dict[str, torch.Tensor]

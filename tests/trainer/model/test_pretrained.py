@@ -1,4 +1,5 @@
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,13 +172,13 @@ def test_a_model_that_does_not_name_its_head_can_not_be_frozen() -> None:
         Learner(Single("fp32"), config, 5, None)
 
 
-PLAIN = OptimizerConfig(name="momentum", learning_rate=0.1, weight_decay=0.0, momentum=0.0)
+PLAIN = OptimizerConfig(
+    name="momentum", learning_rate=0.1, weight_decay=0.0, kwargs={"momentum": 0.0}
+)
 
 
 def test_the_head_learns_at_its_own_rate_and_the_schedule_moves_both() -> None:
-    both = OptimizerConfig(
-        name="momentum", learning_rate=0.1, head_learning_rate=0.5, weight_decay=0.0, momentum=0.0
-    )
+    both = replace(PLAIN, head_learning_rate=0.5)
     plain, scaled = (
         moves(Learner(Single("fp32"), config_of(optimizer=one), 5, None), 0.05)
         for one in (PLAIN, both)

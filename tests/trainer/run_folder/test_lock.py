@@ -30,7 +30,7 @@ def unexpected(text: str) -> None:
 
 
 def take(storage: Storage) -> RunLock:
-    return acquire_run_lock(storage.url, lambda _: None, beat_s=BEAT_S, patience_s=LONG_S)
+    return acquire_run_lock(storage, lambda _: None, beat_s=BEAT_S, patience_s=LONG_S)
 
 
 def stands(storage: Storage) -> Holder:
@@ -49,7 +49,7 @@ def test_a_mistyped_address_creates_no_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=f"^{url}: "):
-        acquire_run_lock(url, unexpected)
+        acquire_run_lock(open_storage(url), unexpected)
     assert not list(tmp_path.iterdir())
 
 
@@ -88,7 +88,7 @@ def test_a_lease_that_nobody_renews_is_taken_after_a_while(
     with bucket.writer(HOLDER) as writer:
         writer.write(msgspec.json.encode(of_another_machine()) if content is None else content)
     heard: list[str] = []
-    acquire_run_lock(bucket.url, heard.append, beat_s=BEAT_S, patience_s=0.05).close()
+    acquire_run_lock(bucket, heard.append, beat_s=BEAT_S, patience_s=0.05).close()
     assert len(heard) == 1
     assert (
         f"is held by {'process 7 on elsewhere' if content is None else 'another process'}"
@@ -125,17 +125,17 @@ def test_a_lease_of_a_killed_process_of_this_machine_is_taken_at_once(bucket):
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     code = (
-        f"from trainer.run_folder.lock import *; held = acquire_run_lock({str(tmp_path)!r},"
-        " print); print(1)"
+        "from shardset.storage.open import open_storage; from trainer.run_folder.lock import *;"
+        f" held = acquire_run_lock(open_storage({str(tmp_path)!r}), print); print(1)"
     )
     words = [sys.executable, "-uc", f"{code}; time.sleep(600)"]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         with pytest.raises(ConfigError, match=f"process {process.pid} on"):
-            acquire_run_lock(str(tmp_path), unexpected)
+            acquire_run_lock(open_storage(str(tmp_path)), unexpected)
         process.kill()
-    acquire_run_lock(str(tmp_path), unexpected).close()
+    acquire_run_lock(open_storage(str(tmp_path)), unexpected).close()
 
 
 @pytest.mark.parametrize("name", ["file", "file/run", "folder"])
@@ -145,4 +145,4 @@ def test_a_folder_that_can_not_be_one_is_refused(tmp_path: Path, name: str) -> N
     with pytest.raises(
         ConfigError, match=rf"{name}: can't be a run folder \(.*\); take another --run-dir"
     ):
-        acquire_run_lock(str(tmp_path / name), unexpected)
+        acquire_run_lock(open_storage(str(tmp_path / name)), unexpected)

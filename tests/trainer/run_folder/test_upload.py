@@ -12,7 +12,7 @@ from trainer.run_folder.upload import RunFolder
 
 
 def test_files_of_a_run_are_in_its_storage_when_it_closes(storage: Storage) -> None:
-    folder = RunFolder(storage.url)
+    folder = RunFolder(storage)
     (folder.local / "logs/host-000.log").write_text("a line\n")
     folder.close()
     assert storage.read("logs/host-000.log") == b"a line\n"
@@ -21,7 +21,7 @@ def test_files_of_a_run_are_in_its_storage_when_it_closes(storage: Storage) -> N
 def test_a_resumed_remote_run_appends() -> None:
     url = f"memory://{uuid.uuid4().hex}/run"
     for number in range(2):
-        folder = RunFolder(url)
+        folder = RunFolder(open_storage(url))
         with (folder.local / "metrics.jsonl").open("a") as file:
             file.write(f"{number}\n")
         folder.close()
@@ -29,7 +29,7 @@ def test_a_resumed_remote_run_appends() -> None:
 
 
 def test_growing_files_take_no_more_of_the_network_the_longer_a_run_is() -> None:
-    folder = RunFolder(f"memory://{uuid.uuid4().hex}/run")
+    folder = RunFolder(open_storage(f"memory://{uuid.uuid4().hex}/run"))
     (folder.local / "metrics.jsonl").write_bytes(bytes(8 << 20))
     (folder.local / "once").write_bytes(bytes(8 << 20))
     for sent in (16 << 20, (8 << 20) + 1):
@@ -58,7 +58,7 @@ def test_what_could_not_be_copied_stays_on_the_disk_and_one_file_is_enough_to_se
             tried.append(name)
             raise error(f"{name}: no answer; gave up")
 
-    folder = RunFolder(f"memory://{uuid.uuid4().hex}/run")
+    folder = RunFolder(open_storage(f"memory://{uuid.uuid4().hex}/run"))
     folder.storage = told(folder.storage, uuid.uuid4().hex, refuse)
     for name in ("a.txt", "b.txt"):
         (folder.local / name).write_text(name)

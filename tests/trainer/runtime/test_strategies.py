@@ -382,7 +382,7 @@ def changing_model(num_classes: int) -> Any:
 
 @pytest.mark.nightly
 def test_a_model_that_would_compile_in_every_step_is_refused(manifest: str, tmp_path: Path) -> None:
-    model = ModelConfig(name=f"{PLACE}:changing_model", num_classes=12)
+    model = ModelConfig(name=f"{PLACE}:changing_model")
     code, output = finish(trainer(tiny_config(manifest, tmp_path, strategy="replica", model=model)))
     assert code == USAGE, output
     assert "train step compiled 9 graphs, expected at most 8" in output
