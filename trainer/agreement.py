@@ -16,8 +16,7 @@ from trainer.config import ModelConfig, TrainConfig, from_dict
 from trainer.data.epochs import order_of
 from trainer.data.splits import Data
 from trainer.errors import CheckpointError
-from trainer.model import schedule
-from trainer.model.schedule import Schedule
+from trainer.plan import Plan, plan_of
 from trainer.run_folder.checkpoint_state import CheckpointState
 from trainer.run_folder.lock import UNRIVALLED, RunLock, acquire_run_lock, run_lock_of
 from trainer.runtime.base import Runtime
@@ -86,7 +85,7 @@ def differences_of(one: dict[str, Any], other: dict[str, Any], there: str, here:
 def doubts_about(
     config: TrainConfig,
     data: Data,
-    plan: Schedule,
+    plan: Plan,
     resumed: CheckpointState | None,
 ) -> Iterator[str]:
     """Warnings: odd settings of a run, and the changes since its checkpoint."""
@@ -99,22 +98,23 @@ def doubts_about(
                 f"{1 - number / size:.0%} of each step are repeats of weight 0; "
                 "give a smaller --global-batch-size"
             )
-    if plan.warmup_steps > plan.num_steps:
+    rate_at = plan.rate_at
+    if rate_at.warmup_steps > rate_at.num_steps:
         yield (
-            f"the warm-up is longer than the run, {plan.warmup_steps} steps of {plan.num_steps}: "
-            f"the learning rate never reaches {plan.peak:g}; "
-            f"set schedule.warmup_epochs below {config.epochs}"
+            f"the warm-up is longer than the run, {rate_at.warmup_steps} steps of"
+            f" {rate_at.num_steps}: the learning rate never reaches {rate_at.peak:g}; "
+            f"set schedule.warmup_epochs below {plan.epochs}"
         )
     if resumed is not None:
         before = replace(from_dict(resumed["config"]), run_dir=config.run_dir, resume=config.resume)
         if text := differences_of(values_of(before), values_of(config), "before", "now"):
             yield f"settings have changed: {text}"
-        old, step = schedule.of(before, len(data.train)), resumed["step"]
-        if old != plan:
+        old, step = plan_of(before, plan.steps_per_epoch).rate_at, resumed["step"]
+        if old != rate_at:
             last = max(0, step - 1)
             yield (
                 f"the learning rate goes from {old(last):.3g} in step {last} of {old.num_steps} to"
-                f" {plan(step):.3g} in step {step} of {plan.num_steps}"
+                f" {rate_at(step):.3g} in step {step} of {rate_at.num_steps}"
             )
 
 

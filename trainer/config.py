@@ -182,7 +182,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleConfig:
-    """The learning rate over time (trainer/model/schedule.py)."""
+    """The learning rate over time (trainer/plan.py)."""
 
     decay: Decay = setting("cosine", "decay of the learning rate after the warm-up")
     warmup_epochs: Amount = setting(5.0, "epochs of linear warm-up; auto")

@@ -31,8 +31,9 @@ from trainer.data.epochs import SampleDigest, Step, check_epoch, order_of, steps
 from trainer.data.rows import Totals
 from trainer.data.splits import Data, open_data
 from trainer.errors import CheckpointError, Preempted
-from trainer.model import augment, schedule
+from trainer.model import augment
 from trainer.model.learner import Learner, step_key
+from trainer.plan import plan_of
 from trainer.run_folder import checkpoint
 from trainer.run_folder.checkpoint_state import CheckpointState, Position, position_of
 from trainer.run_folder.upload import RunFolder
@@ -93,11 +94,10 @@ class Run:
         # Logged first, so that the log of a run that is refused later shows its config too.
         devices = f"strategy {self.runtime.strategy}, {count(self.runtime.num_devices, 'device')}"
         self._log.note(f"trainer {__version__}, {devices}", f": {configs.to_json(self.config)}")
-        self.steps_per_epoch = len(self.data.train)
-        self._rate_at = schedule.of(self.config, self.steps_per_epoch)
-        self._telemetry = Telemetry(self.runtime, self.config, self._log, self.data, self._rate_at)
+        self.plan = plan_of(self.config, len(self.data.train))
+        self._telemetry = Telemetry(self.runtime, self.plan, self._log, self.data.eval_split)
         found, state = self._load_checkpoint()
-        for text in doubts_about(self.config, self.data, self._rate_at, state):
+        for text in doubts_about(self.config, self.data, self.plan, state):
             self._log.note(f"note: {text}")
         self.learner = Learner(self.runtime, self.config, self.data.num_classes, state)
         self._restore(state)
@@ -152,23 +152,22 @@ class Run:
 
     def epoch_is_done(self) -> bool:
         """Whether the last step of an epoch has been taken and the epoch not been closed."""
-        return self.position.step // self.steps_per_epoch > self.position.closed_epochs
+        return self.position.step // self.plan.steps_per_epoch > self.position.closed_epochs
 
     def report_is_due(self) -> bool:
-        """After the first step, so that compiling is in no rate, and once in an interval."""
+        """Whether the steps since the last report are to be logged."""
         return self._telemetry.report_is_due(self.position.step)
 
     def save_is_due(self) -> bool:
-        """Every `checkpoint_every_steps`, if the config sets it."""
-        every = self.config.checkpoint_every_steps
-        return every is not None and self.position.step % every == 0
+        """Whether a checkpoint within the epoch is due."""
+        return self.plan.save_is_due(self.position.step)
 
     def is_done(self) -> bool:
         """Whether all epochs are closed, or `max_steps` or the target accuracy is reached, now or
         long ago.
         """
-        limit, position = self.config.max_steps, self.position
-        has_all_steps = position.closed_epochs >= self.config.epochs or (
+        position, limit = self.position, self.config.max_steps
+        has_all_steps = position.closed_epochs >= self.plan.epochs or (
             limit is not None and position.step >= limit
         )
         return has_all_steps or position.seconds_to_target is not None
@@ -185,10 +184,8 @@ class Run:
         answer, self._answer = self._answer, None
         # By the step alone, which all hosts know: when they report also depends on checkpoints and
         # epochs.
-        if (
-            self.position.step == self._first_step + 1
-            or (self.position.step - 1) % self.config.log_every_steps == 0
-        ):
+        step = self.position.step
+        if step == self._first_step + 1 or self.plan.interval_is_over(step):
             self._answer = self.runtime.ask_hosts(bool(self._notice))
         return answer is not None and answer()
 
@@ -212,14 +209,14 @@ class Run:
     def train_step(self, batch: DeviceBatch) -> None:
         """One update."""
         step = self.position.step
-        assert (batch.epoch, batch.step) == divmod(step, self.steps_per_epoch), (
+        assert (batch.epoch, batch.step) == divmod(step, self.plan.steps_per_epoch), (
             "steps_of yields no other"
         )
         self._telemetry.profile(step, self._folder.local / PROFILE)
         key = step_key(self.config.seed, batch.epoch, batch.step)
         weight = self.data.weight_of_step(batch.step, self.config.global_batch_size)
         self._telemetry.add(
-            batch, self.learner.train_step(batch.tensors, self._rate_at(step), key, weight)
+            batch, self.learner.train_step(batch.tensors, self.plan.rate_at(step), key, weight)
         )
         self.position = replace(self.position, step=step + 1)
         self.runtime.heartbeat.set_step(step + 1)
@@ -302,9 +299,7 @@ class Run:
     # --- position and checkpoints -----------------------------------------------------------------
 
     def _steps(self) -> Iterator[Step]:
-        num_steps = self.config.epochs * self.steps_per_epoch
-        stop = min(self.config.max_steps or num_steps, num_steps)
-        for epoch, step, batch in steps_of(self.data.train, self.position.step, stop):
+        for epoch, step, batch in steps_of(self.data.train, self.position.step, self.plan.stop):
             yield epoch, step, augment.with_mix(self.config, batch, epoch, step)
 
     def _report_pending(self) -> None:
@@ -348,7 +343,7 @@ class Run:
 
     def _state(self, seen: SampleDigest) -> CheckpointState:
         position = self.position
-        epoch, step = divmod(position.step, self.steps_per_epoch)
+        epoch, step = divmod(position.step, self.plan.steps_per_epoch)
         return {
             "identity": self._identity,
             "config": configs.to_dict(self.config),

@@ -108,7 +108,7 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     """This host's part of the data. Raises ConfigError if the config does not fit the shard set."""
     if config.fake_data:
         return synthetic_data(config, host, num_hosts)
-    loaded, sets = set_of(config), mixed_sets(config.mix)
+    loaded, mixed = set_of(config), mixed_sets(config.mix)
     manifest = loaded.manifest
     eval_split = eval_split_of(config, manifest)
     check_split("eval_split", eval_split, loaded)
@@ -116,41 +116,42 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         raise ConfigError(
             "the shard set has no classes; it has images only, and this trainer needs labels"
         )
+    training = _training_sets(config, loaded, [url for url, _ in mixed])
     options = _stream_options(config, host, num_hosts)
-    evaluation = Stream(loaded, eval_split, seed=None, image=eval_spec(config.image), **options)
-    options |= dict(seed=config.seed, window=config.window, **train_options(config.image))
     facts: dict[str, Any] = dict(
-        evaluation=evaluation,
+        evaluation=Stream(loaded, eval_split, seed=None, image=eval_spec(config.image), **options),
         manifest_digest=manifest.digest,
         eval_split=eval_split,
         augment_repeats=config.image.augment_repeats,
         num_eval_samples=loaded.part(eval_split).selection.num_kept,
-        class_names=_class_names(manifest),
+        class_names=_class_names(loaded),
     )
-    if sets:
-        urls, weights = zip(*sets, strict=True)
-        mixed = _sets_to_mix(config, loaded, urls)
-        train = Mixture(mixed, weights, config.train_split, **options)
-        return Data(train=train, train_ids=Selection(0), mix=weights, **facts)
-    check_split("train_split", config.train_split, loaded)
+    options |= dict(seed=config.seed, window=config.window, **train_options(config.image))
+    if mixed:
+        weights = tuple(weights for _, weights in mixed)
+        mixture = Mixture(training, weights, config.train_split, **options)
+        return Data(train=mixture, train_ids=Selection(0), mix=weights, **facts)
     stream = Stream(loaded, config.train_split, **options)
     return Data(train=stream, train_ids=stream.order.selection, **facts)
 
 
-def _sets_to_mix(config: TrainConfig, loaded: LoadedSet, urls: Sequence[str]) -> list[LoadedSet]:
-    """The sets of a mixture. Raises ConfigError for one with other classes than the set that the
-    run is evaluated on.
+def _training_sets(config: TrainConfig, loaded: LoadedSet, urls: Sequence[str]) -> list[LoadedSet]:
+    """The sets to train on: those of a mixture, or the one that the run is evaluated on, whose
+    classes all must have.
+
+    Raises ConfigError.
     """
-    sets = [load_once(url) for url in urls]
-    names = _class_names(loaded.manifest)
-    for url, other in zip(urls, sets, strict=True):
-        check_split("train_split", config.train_split, other)
-        others = _class_names(other.manifest)
+    sets = [load_once(url) for url in urls] or [loaded]
+    names = _class_names(loaded)
+    for one in sets:
+        check_split("train_split", config.train_split, one)
+        others = _class_names(one)
         if others != names:
             which = sorted({*names} ^ {*others})[:5] or "in their order"
             raise ConfigError(
-                f"{url} has other classes than {config.manifest} ({which}); the sets of a mixture"
-                " need the same classes in the same order: build them with the same class names"
+                f"{one.storage.url} has other classes than {config.manifest} ({which}); the sets of"
+                " a mixture need the same classes in the same order: build them with the same class"
+                " names"
             )
     return sets
 
@@ -172,8 +173,8 @@ def _stream_options(config: TrainConfig, host: int, num_hosts: int) -> dict[str,
     )
 
 
-def _class_names(manifest: Manifest) -> tuple[str, ...]:
-    return tuple(one.name for one in manifest.classes)
+def _class_names(loaded: LoadedSet) -> tuple[str, ...]:
+    return tuple(one.name for one in loaded.manifest.classes)
 
 
 def open_evaluation(config: TrainConfig, host: int, num_hosts: int) -> Data:

@@ -16,7 +16,7 @@ import os
 import re
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -70,17 +70,19 @@ class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
 # --- reading --------------------------------------------------------------------------------------
 
 
-def commits(
-    storage: Storage,
-    warn: Callable[[str], None] = lambda text: None,
-    among: Sequence[int] | None = None,
-) -> list[CommitMark]:
-    """The commit marks in a run folder, oldest first, or those `among` steps that a listing gave.
+def commits(storage: Storage, warn: Callable[[str], None] = lambda text: None) -> list[CommitMark]:
+    """The commit marks in a run folder, oldest first.
 
     Warns about a damaged mark and leaves it out.
     """
+    return _commits_at(storage, steps(storage), warn)
+
+
+def _commits_at(
+    storage: Storage, among: Iterable[int], warn: Callable[[str], None] = lambda text: None
+) -> list[CommitMark]:
     marks = []
-    for step in steps(storage) if among is None else among:
+    for step in among:
         try:
             marks.append(_read_commit(storage, folder_of(step) + COMMIT))
         except CheckpointError as error:
@@ -146,7 +148,7 @@ def newest(
     damaged.
     """
     existing = steps(storage)
-    for commit in reversed(commits(storage, warn, existing)):
+    for commit in reversed(_commits_at(storage, existing, warn)):
         try:
             return commit, read(storage, commit)
         except CheckpointError as error:
@@ -367,7 +369,7 @@ class CheckpointWriter:
         # One listing for what is kept and what is not: an outdated second one would doom what it
         # lacks.
         found = {stat.name: stat.generation for stat in self._storage.list(CHECKPOINTS)}
-        marks = commits(self._storage, among=steps_among(found))
+        marks = _commits_at(self._storage, steps_among(found))
         states = {folder_of(mark.step) + mark.state: mark for mark in marks}
         whole = [mark for name, mark in states.items() if name in found]
         kept = {mark.step for mark in [*whole[-self._keep :], *filter(None, [best(whole)])]}

@@ -3,19 +3,18 @@
 import datetime
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from shardset.program import count
-from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.epochs import DIGEST_MASK, SampleDigest
 from trainer.data.rows import OUTCOME, SUMS, Totals
-from trainer.data.splits import Data
 from trainer.errors import NotFinite
+from trainer.plan import Plan
 from trainer.run_folder.checkpoint_state import CheckpointState, Position
 from trainer.runtime.base import Runtime
 from trainer.telemetry.metrics import (
@@ -84,14 +83,12 @@ class Telemetry:
     def __init__(
         self,
         runtime: Runtime,
-        config: TrainConfig,
+        plan: Plan,
         log: RunLog,
-        data: Data,
-        rate_at: Callable[[int], float],
+        eval_split: str,
     ) -> None:
-        self._runtime, self._config, self._log = runtime, config, log
-        self._eval_split, self._steps_per_epoch = data.eval_split, len(data.train)
-        self._rate_at = rate_at
+        self._runtime, self._plan, self._log = runtime, plan, log
+        self._eval_split = eval_split
         self._pending: list[tuple[DeviceBatch, torch.Tensor, float]] = []
         self._has_reported = self._is_tracing = False
         self._pace_from: tuple[int, float] | None = None
@@ -138,8 +135,7 @@ class Telemetry:
 
         Call it before every step, and with None at the end.
         """
-        start, stop = self._config.profile_steps or (0, 0)
-        wanted = step is not None and start <= step < stop
+        wanted = step is not None and step in self._plan.profile
         if wanted != self._is_tracing:
             (self._runtime.start_trace if wanted else self._runtime.stop_trace)(folder)
             self._is_tracing = wanted
@@ -147,10 +143,10 @@ class Telemetry:
     # --- records ----------------------------------------------------------------------------------
 
     def report_is_due(self, step: int) -> bool:
-        """Whether a report is due: after the first step, which compiles, and one step after each
-        `log_every_steps`.
+        """Whether a report is due: after the first step, so that compiling is in no rate, and one
+        step after each interval.
         """
-        is_late = (step - 1) % self._config.log_every_steps == 0 and len(self._pending) > 1
+        is_late = self._plan.interval_is_over(step) and len(self._pending) > 1
         return is_late or not self._has_reported
 
     def report(self, step: int, *, with_newest: bool) -> None:
@@ -209,7 +205,7 @@ class Telemetry:
         if (text := advice(input_wait_percent)) is not None:
             self._log.note(text)
         self._evaluation_started = time.perf_counter()
-        self._log.progress(f"epoch {position.closed_epochs + 1}/{self._config.epochs} evaluating")
+        self._log.progress(f"epoch {position.closed_epochs + 1}/{self._plan.epochs} evaluating")
 
     def log_evaluation(self, position: Position, totals: Totals) -> None:
         """Logs the evaluation that followed `log_epoch`."""
@@ -225,7 +221,7 @@ class Telemetry:
                 seconds=time.perf_counter() - self._evaluation_started,
             )
         )
-        epoch = f"epoch {position.closed_epochs + 1}/{self._config.epochs}"
+        epoch = f"epoch {position.closed_epochs + 1}/{self._plan.epochs}"
         self._log.note(f"{epoch}: {self.epoch_totals}; {self._eval_split}: {totals}")
 
     def log_final(self, position: Position, seconds: float) -> None:
@@ -253,7 +249,7 @@ class Telemetry:
         self._log.note(f"{self._eval_split} accuracy {position.last_top1:.4f} ({best}) {trained}")
 
     def _log_step(self, global_step: int, interval: Totals) -> None:
-        epoch, step = divmod(global_step, self._steps_per_epoch)
+        epoch, step = divmod(global_step, self._plan.steps_per_epoch)
         record = StepRecord(
             device=str(self._runtime.device),
             epoch=epoch,
@@ -263,13 +259,13 @@ class Telemetry:
             top1=interval.mean("top1"),
             rate=self._rates.rate,
             global_rate=self._rates.global_rate,
-            learning_rate=self._rate_at(global_step),
+            learning_rate=self._plan.rate_at(global_step),
         )
         self._log.record(record)
         # none is known before the second report
         rate = f" {record.rate:.0f} samples/s" if record.rate else ""
         self._log.progress(
-            f"epoch {epoch + 1}/{self._config.epochs} step {step + 1}/{self._steps_per_epoch} "
+            f"epoch {epoch + 1}/{self._plan.epochs} step {step + 1}/{self._plan.steps_per_epoch} "
             f"loss {record.loss:.4f}{rate}{self._time_left(global_step + 1)}"
         )
 
@@ -282,9 +278,8 @@ class Telemetry:
             self._pace_from = step, now
             return ""
         first, started = self._pace_from
-        num_steps = self._config.epochs * self._steps_per_epoch
-        left = min(self._config.max_steps or num_steps, num_steps) - step
-        seconds = round((now - started) / max(1, step - first) * max(0, left))
+        left = max(0, self._plan.stop - step)
+        seconds = round((now - started) / max(1, step - first) * left)
         return f", {datetime.timedelta(seconds=seconds)} left"
 
     def _wait_s(self) -> float:

@@ -1,9 +1,10 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from trainer.config import OptimizerConfig, ScheduleConfig, TrainConfig
-from trainer.model import schedule
+from trainer.plan import Schedule, plan_of
 
 CONFIG = TrainConfig(
     epochs=9,
@@ -12,24 +13,25 @@ CONFIG = TrainConfig(
 )
 
 
+def rate_of(steps_per_epoch: int, **changes: Any) -> Schedule:
+    return plan_of(replace(CONFIG, **changes), steps_per_epoch).rate_at
+
+
 def test_the_rate_climbs_to_its_peak_in_equal_steps_whatever_max_steps_is() -> None:
-    rate = schedule.of(CONFIG, steps_per_epoch=4)
+    rate = rate_of(4)
     assert [rate(step) for step in range(4)] == pytest.approx([0.5, 1.0, 1.5, 2.0])
-    assert schedule.of(replace(CONFIG, max_steps=3), steps_per_epoch=4) == rate
+    assert rate_of(4, max_steps=3) == rate
 
 
 def test_step_decay_divides_by_ten_where_it_says() -> None:
-    rate = schedule.of(CONFIG, steps_per_epoch=100)
+    rate = rate_of(100)
     assert [rate(step) for step in (299, 300, 599, 600, 799, 800)] == pytest.approx(
         [2, 0.2, 0.2, 0.02, 0.02, 0.002]
     )
 
 
 def test_cosine_decay_ends_near_zero_and_never_rises() -> None:
-    rate = schedule.of(
-        replace(CONFIG, schedule=ScheduleConfig(decay="cosine", warmup_epochs=0)),
-        steps_per_epoch=50,
-    )
+    rate = rate_of(50, schedule=ScheduleConfig(decay="cosine", warmup_epochs=0))
     rates = [rate(step) for step in range(450)]
     assert rates[0] == 2.0
     assert 0 < rates[-1] < 1e-4
@@ -37,9 +39,6 @@ def test_cosine_decay_ends_near_zero_and_never_rises() -> None:
 
 
 def test_linear_decay_falls_by_the_same_amount_in_every_step_to_zero() -> None:
-    rate = schedule.of(
-        replace(CONFIG, schedule=ScheduleConfig(decay="linear", warmup_epochs=1)),
-        steps_per_epoch=10,
-    )
+    rate = rate_of(10, schedule=ScheduleConfig(decay="linear", warmup_epochs=1))
     rates = [rate(step) for step in range(10, 91)]
     assert rates == pytest.approx([left / 40 for left in range(80, -1, -1)])
