@@ -35,8 +35,7 @@ class Runtime:
     """One process of a run.
 
     This process reads part `host` of `num_hosts` of the data. Gradients are averaged over
-    `num_replicas`. A runtime that compiles steps to graphs counts the graphs of each step in
-    `graphs`.
+    `num_replicas`.
     """
 
     strategy: str
@@ -71,7 +70,6 @@ class Runtime:
                 f"precision fp16: strategy {self.strategy} on the device {self.device} does not"
                 " scale gradients, which float16 needs; use --precision bf16 or fp32"
             )
-        self.graphs: dict[str, int] = {}
         self.heartbeat = HeartbeatClient()
         self._busy_s = 0.0
         self._profiler: Any = None

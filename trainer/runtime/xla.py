@@ -36,8 +36,8 @@ first graph.
 
 
 class Xla(Runtime):
-    """The common part of both torch_xla strategies: lazy tensors, one graph for each step, counters
-    of the back end.
+    """The common part of both torch_xla strategies: lazy tensors, counters of the back end, and the
+    number of graphs of each step, `graphs`.
     """
 
     steps_block, scales_gradients = False, False
@@ -60,6 +60,7 @@ class Xla(Runtime):
         self._xr: Any = xr
         self._metrics: Any = met
         super().__init__(precision)
+        self.graphs: dict[str, int] = {}
         self._profiler = xp
         self.is_cloud = xr.device_type() == "TPU"
         self.platform = os.environ.get("PJRT_DEVICE")
