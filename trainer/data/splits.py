@@ -43,7 +43,7 @@ class Data:
     """The streams of a run, and the number of samples of an epoch and of an evaluation.
 
     An epoch takes each training sample `augment_repeats` times. `train_ids` are theirs, unless a
-    mixture says for each epoch what it takes.
+    mixture, whose weights are `mix`, says for each epoch what it takes.
     """
 
     train: BatchSource
