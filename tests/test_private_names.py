@@ -14,10 +14,6 @@ BEAM, HANDLERS = "apache_beam", "apache_beam/runners/portability/fn_api_runner/w
 # distribution, the version that it was seen in, file, the file of ours that uses it: how each name
 # is defined there
 USED: dict = {
-    ("apache-beam", "2.77.0", f"{BEAM}/options/pipeline_options.py", "runners/options.py"): (
-        "class _BeamArgumentParser(",
-        "def _add_argparse_args(",
-    ),
     ("apache-beam", "2.77.0", HANDLERS, "runners/local.py"): (
         "self._futures_by_id =",
         "def register_environment(",
@@ -25,9 +21,6 @@ USED: dict = {
     ),
     ("apache-beam", "2.77.0", f"{BEAM}/runners/worker/sdk_worker_main.py", "runners/local.py"): (
         "def main(",
-    ),
-    ("google-cloud-core", "2.8.0", "google/cloud/client/__init__.py", "storage/gcs_http.py"): (
-        "def _http(self)",
     ),
     ("torch_xla", "2.9.0", "torch_xla/_internal/tpu.py", "trainer/runtime/xla.py"): (
         "def num_available_chips(",
@@ -37,7 +30,7 @@ USED: dict = {
     ("torch", "2.9.1", "torch/utils/_pytree.py", "trainer/runtime/base.py"): (
         "def tree_map_only(",
     ),
-    ("torch", "2.9.1", "torch/nn/modules/batchnorm.py", "trainer/model/build.py"): (
+    ("torch", "2.9.1", "torch/nn/modules/batchnorm.py", "trainer/runtime/xla.py"): (
         "class _BatchNorm(",
     ),
     ("torch", "2.9.1", "torch/_C/_VariableFunctions.pyi", "trainer/model/learner.py"): (
@@ -50,21 +43,13 @@ USED: dict = {
     ("pillow", "12.3.0", "PIL/Image.py", "shardset/format/images/pillow.py"): (
         "return self._size",
     ),
-    ("timm", "1.0.31", "timm/optim/_optim_factory.py", "trainer/model/build.py"): (
-        "def create_optimizer_v2(",
-        "def get_optimizer_info(",
-        "def list_optimizers(",
-    ),
 }
 OF_PYTHON = {
     "_ActionsContainer",
     "_ArgumentGroup",
-    "_SubParsersAction",
     "_Unpickler",
     "_asdict",
-    "_csv",
     "_exit",
-    "_getframe",
     "_replace",
     "_typeshed",
 }

@@ -6,6 +6,7 @@ ignore it, or wait.
 
 import os
 import socket
+from argparse import ArgumentParser
 from collections.abc import Sequence
 
 from apache_beam.options.pipeline_options import (
@@ -15,14 +16,12 @@ from apache_beam.options.pipeline_options import (
     SetupOptions,
     StandardOptions,
     TypeOptions,
-    _BeamArgumentParser,
 )
 from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
 from apache_beam.runners.portability.prism_runner import PrismJobServer, PrismRunner
 from apache_beam.runners.runner import create_runner
 
 from pipelines.runners import dataflow
-from pipelines.runners.errors import kinds_of
 from shardset.errors import DOCS, ConfigError
 from shardset.storage.base import Storage
 
@@ -113,12 +112,9 @@ def unknown_flags(flags: Sequence[str]) -> list[str]:
     """The flags that no options class of Beam accepts; Beam itself would silently ignore a
     misspelled one.
     """
-    # Several classes have the same flag, hence `resolve`.
-    known = _BeamArgumentParser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
-    for options in kinds_of(PipelineOptions):
-        if "_add_argparse_args" in vars(options):
-            options._add_argparse_args(known)
-    return known.parse_known_args(list(flags))[1]
+    parsers: list[ArgumentParser] = []
+    PipelineOptions([]).get_all_options(add_extra_args_fn=parsers.append)
+    return parsers[0].parse_known_args(list(flags))[1]
 
 
 def _check_job_server(options: PipelineOptions) -> None:

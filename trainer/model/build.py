@@ -14,9 +14,8 @@ import timm
 import torch
 from timm.layers.norm_act import BatchNormAct2d, GroupNormAct
 from timm.models.resnet import BasicBlock, ResNet
-from timm.optim._optim_factory import create_optimizer_v2, get_optimizer_info, list_optimizers
+from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from shardset.errors import ConfigError
 from shardset.order.permutation import derive_key
@@ -25,6 +24,7 @@ from trainer.errors import first_line
 from trainer.model import pretrained
 
 MAX_GROUPS = 32
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 _building = threading.Lock()
 # Weights come from the generator of the process, and replicas can be threads of one process.
@@ -226,7 +226,7 @@ def _small_stem(model: Any, name: str) -> None:
 
 def _swap_norms(module: nn.Module) -> None:
     for name, child in module.named_children():
-        if not isinstance(child, _BatchNorm):
+        if not isinstance(child, BATCH_NORMS):
             _swap_norms(child)
             continue
         groups, num_features = math.gcd(MAX_GROUPS, child.num_features), child.num_features

@@ -2,6 +2,9 @@
 
 The standard library's unpickler, with only the instructions that a batch needs. The five names in a
 batch become inert objects; the array is made from them after its shape and type have been checked.
+
+It is `pickle._Unpickler`, the one in Python: the compiled one can't be forbidden to hash keys of
+nested tuples, which can end the process, or to take memory for the largest memo number.
 """
 
 import io
