@@ -1,8 +1,9 @@
 """Runs Beam's worker processes on this machine; if the launching process or a worker dies, all of
 them end.
 
-Beam 2.77 waits forever for an answer from a worker process that was killed (most often because
-memory ran out), and leaves its workers running if the launching process is killed.
+Beam 2.76 and 2.77 wait forever for an answer from a worker process that was killed (most often
+because memory ran out), and leave their workers running if the launching process is killed. Only
+its handlers of workers, which aren't documented, can end that wait.
 """
 
 import multiprocessing
@@ -153,7 +154,7 @@ class _Worker(SubprocessSdkWorkerHandler):
     def _watch(self, process: BaseProcess) -> None:
         code, pending = self._group.wait(process), self.control_conn._futures_by_id
         # Repeatedly, because the runner may send further requests until it has seen the first
-        # error.
+        # error. `control_conn.abort` is no answer: who reads a worker's results waits for one.
         while not self._closing.wait(_ANSWER_INTERVAL_S):
             error = f"ShardsetError: {self._group.record_exit(code)}"
             for name in list(pending):
