@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 from benchmarks import environment
 from benchmarks.measuring import numbers, parser_of
 from benchmarks.scale import shard_of
 from shardset.checksum import crc32c_of, crc32c_text
-from shardset.format import naming, table
-from shardset.format.index import index_dtype
+from shardset.format import naming, rows
 from shardset.format.manifest import Split
 from shardset.format.shards import StoredShards, pattern_of
 from shardset.format.tar import BLOCK, END
@@ -50,7 +50,7 @@ class OneIndexStorage(MemoryStorage):
     def _read(
         self, name: str, start: int, stop: int | None, generation: str | None
     ) -> tuple[bytes, Stat]:
-        stored = INDEX if name.endswith(".idx.npy") else name
+        stored = INDEX if name.endswith(".parquet") else name
         found = super()._read(stored, start, stop, generation)
         self.asked.append(len(found[0]))
         return found
@@ -75,13 +75,30 @@ class Reading:
 def made(num_samples: int, shard_size: int, mean_bytes: int) -> tuple[OneIndexStorage, Split]:
     """The storage and the split of a set of equal samples: an image and its class."""
     step = 2 * BLOCK + -(-mean_bytes // BLOCK) * BLOCK + BLOCK
-    rows = np.zeros(shard_size, index_dtype(["png", "cls"], 16))
-    rows["offset"] = step * np.arange(shard_size)
-    rows[".png"]["offset"], rows[".png"]["num_bytes"] = rows["offset"] + BLOCK, mean_bytes
-    rows[".cls"]["offset"], rows[".cls"]["num_bytes"] = rows["offset"] + step - BLOCK, 1
+    starts, random = step * np.arange(shard_size), np.random.default_rng(0)
+    checks = random.integers(2**32, size=(2, shard_size), dtype=np.uint32)
+    keys = [f"{number:016x}" for number in random.integers(2**62, size=shard_size)]
+    columns = {
+        "crc32c": checks[0],
+        "label": random.integers(1000, size=shard_size),
+        "png.offset": starts + BLOCK,
+        "png.bytes": random.integers(mean_bytes - 511, mean_bytes + 1, size=shard_size),
+        "cls.offset": starts + step - BLOCK,
+        "cls.bytes": np.full(shard_size, 1),
+        "key": keys,
+        "image_crc32c": checks[1],
+        "width": np.full(shard_size, 32),
+        "height": np.full(shard_size, 32),
+        "serial": random.permutation(shard_size),
+        "copy": np.zeros(shard_size, int),
+        "name": [f"train/{key}.png" for key in keys],
+    }
+    schema = rows.schema_of(["png", "cls"])
+    lacking = pa.nulls(shard_size)
+    index = pa.table([columns.get(name, lacking) for name in schema.names], schema)
     num_shards = num_samples // shard_size
     storage = OneIndexStorage(f"one-index-{num_samples}-{shard_size}")
-    content = table.to_bytes(rows)
+    content = rows.to_bytes(index)
     storage.write(INDEX, content)
     crc32c = crc32c_text(crc32c_of(content))
     split = write_split(
@@ -94,6 +111,7 @@ def made(num_samples: int, shard_size: int, mean_bytes: int) -> tuple[OneIndexSt
                     num_bytes=step * shard_size + len(END),
                     index_bytes=len(content),
                     crc32c=crc32c,
+                    footer=rows.footer_of(content),
                 ),
                 ["png", "cls"],
                 0,

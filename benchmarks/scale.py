@@ -31,17 +31,25 @@ from pipelines.plan import layout, paths, summaries, tables
 from pipelines.plan.assign import assign_batch, plan_group
 from pipelines.plan.duplicate_keys import KEY, find_duplicate_keys, spread_keys
 from pipelines.plan.files import ByteRange, PlanFiles, write_slices
+from pipelines.plan.frames import frame
 from pipelines.plan.layout import SplitPlan, UnitOffset, plan_split
 from pipelines.plan.records import BuildFile, PlanFile, ShardRecord
-from pipelines.plan.summaries import SplitCount, UnitOffsets, UnitSummary, read_summaries, summarize
+from pipelines.plan.summaries import (
+    KnownCount,
+    SplitCount,
+    UnitOffsets,
+    UnitSummary,
+    read_summaries,
+    summarize,
+)
 from pipelines.plan.survey import write_units
 from pipelines.plan.tables import Content, UnitRow
 from pipelines.sources.base import Extent
 from pipelines.sources.folder import Folder
 from pipelines.write.commit import Committer
+from shardset.checksum import crc32c_of, crc32c_text
 from shardset.format import naming
 from shardset.format.manifest import ClassInfo, IndexFile, Shard
-from shardset.format.originals import frame
 from shardset.format.write import WrittenShard
 from shardset.order.permutation import derive_key, hash64, permute
 from shardset.storage.base import ObjectWriter, Stat
@@ -113,7 +121,7 @@ def index_units(n: int) -> tuple[int, int, int]:
     started()
     sizes = [len(tables.unit_to_bytes(tables.unit_table(rows, []))) for rows in found]
     for unit, rows in enumerate(found):
-        summarize(unit, rows, [])
+        summarize(unit, rows, [], KnownCount())
     return UNIT_SAMPLES * len(found), num_units(n), num_units(n) * sizes[0]
 
 
@@ -291,15 +299,24 @@ def committer_of(split: SplitPlan, folder: str) -> Committer:
         return ShardRecord(plan_digest=DIGEST, written=written)
 
     config = BuildConfig(source="folder", input="synthetic", output=folder)
-    return Committer(made_files(record, folder), config, A_BUILD)
+    return Committer(made_files(record, folder), config, A_BUILD, folder)
 
 
 def shard_of(
-    number: int, size: int, *, num_bytes: int, index_bytes: int, crc32c: str = "AAAAAA=="
+    number: int,
+    size: int,
+    *,
+    num_bytes: int,
+    index_bytes: int,
+    crc32c: str = "AAAAAA==",
+    footer: bytes = b"",
 ) -> Shard:
-    """What a manifest says of a shard; `crc32c` is that of its index."""
+    """What a manifest says of a shard; `crc32c` and `footer` are those of its index."""
     path = naming.shard_path("train", "train", number)
-    index = IndexFile(path=naming.index_path(path), num_bytes=index_bytes, crc32c=crc32c)
+    index = IndexFile(
+        path=naming.index_path(path), num_bytes=index_bytes, crc32c=crc32c,
+        footer_bytes=len(footer), footer_crc32c=crc32c_text(crc32c_of(footer)),
+    )  # fmt: skip
     return Shard(
         path=path, num_samples=size, num_bytes=num_bytes, crc32c="AAAAAA==",
         sha256=f"{number:064x}", first_id=0, index=index,
@@ -393,6 +410,7 @@ def _summary(unit: int) -> UnitSummary:
         fields={"train": dict.fromkeys(("jpg", "cls"), UNIT_SAMPLES)},
         fixes={},
         reasons=[],
+        known=KnownCount(),
         digest=f"{unit:064x}",
     )
 

@@ -7,7 +7,9 @@ import json
 import shutil
 import tempfile
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import IO
 
 import msgspec
@@ -58,7 +60,8 @@ def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
         tempfile.TemporaryFile() as lines,
     ):
         units = write_units(survey.units, lines)
-        start = _Start(config, output, source.input, survey)
+        target = open_storage(config.output)
+        start = _Start(config, target, output, source.input, survey)
         files, file, kept, resumes = start.begin(_describe(config, survey, units), lines)
     num_bytes = survey.num_bytes or sum(survey.objects.values())
     return PreparedBuild(
@@ -73,13 +76,59 @@ def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
     )
 
 
+def note_failure(files: PlanFiles) -> None:
+    """Lets any build follow one that failed before its first shard."""
+    output = files.output
+    left = replacing.existing(output, replacing.unfinished_files(output))
+    if any(naming.is_shard_file(stat.name) for stat in left):
+        return
+    generation = plan_files.generation_of(output, paths.BUILD)
+    file = files.read_record(paths.BUILD, BuildFile)
+    _write_build(files, msgspec.structs.replace(file, failed=True), generation)
+
+
+class _State(Enum):
+    """What a build meets at its output."""
+
+    THIS_BUILD = auto()
+    ANOTHER_SET = auto()
+    UNFINISHED = auto()
+    """Another build that has not failed before its first shard."""
+    FOREIGN = auto()
+    """Shards without a manifest or a plan."""
+    FREE = auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What is at the output of the build `file`: the build `old`, whose files have the digest
+    `build`, and the `changes` since; the set to be `replaced`, or the version `base` to which the
+    build appends.
+
+    `generation` is that of `plan/build.json`, `manifest_generation` that of the manifest.
+    """
+
+    file: BuildFile
+    build: str
+    old: BuildFile | None
+    base: Manifest | None
+    replaced: Manifest | None
+    changes: list[str]
+    resumes: bool
+    generation: str
+    manifest_generation: str
+
+
 @dataclass(frozen=True)
 class _Start:
     """Decides whether a build resumes, begins or replaces another one, and prepares the output for
     it.
+
+    `target` is where the set is or will be; a dry run has another `output`.
     """
 
     config: BuildConfig
+    target: Storage
     output: Storage
     input: Storage
     survey: Survey
@@ -94,89 +143,141 @@ class _Start:
         a finished set until it is replaced. Raises ConfigError, with nothing removed, if this build
         reads any of those files, or if a rerun would read what this one writes.
         """
+        found, url = self._look(file), self.output.url
+        self.output.sweep()
+        why = f" ({'; '.join(found.changes)})" if found.changes else ""
+        match self._state(found):
+            case _State.THIS_BUILD:
+                return self._resume(found)
+            case _State.ANOTHER_SET if not self.config.overwrite:
+                raise ConfigError(
+                    f"{url}: already holds another shard set{why}; give another --output, or"
+                    " --overwrite to replace it"
+                )
+            case _State.UNFINISHED if not self.config.overwrite:
+                elsewhere = "" if found.base else "give another --output, "
+                raise ConfigError(
+                    f"{url}: already holds an unfinished build{why}; finish it with its own"
+                    f" options, {elsewhere}or --overwrite to start over"
+                )
+            case _State.FOREIGN:
+                name = next(filter(naming.is_shard_file, self._names()))
+                raise ConfigError(
+                    f"{url}: holds {name} without a manifest or plan, so it is unclear whose file"
+                    " it is; move such files away or give another --output (--overwrite leaves"
+                    " them alone)"
+                )
+        return self._take(found, lines)
+
+    def _look(self, file: BuildFile) -> _Found:
         output = self.output
         generation = plan_files.generation_of(output, paths.BUILD)
-        stored = plan_files.find(output, paths.BUILD)
-        old = (
-            plan_files.decode_record(output, paths.BUILD, stored.content, BuildFile)
-            if stored
-            else None
-        )
-        base = None
+        stored, old, base = plan_files.find(output, paths.BUILD), None, None
+        if stored:
+            old = plan_files.decode_record(output, paths.BUILD, stored.content, BuildFile)
         if self.config.append:
             file, base = self._appending(old, file, self.config.append)
         changes = self._changes(old, file) if old else []
-        output.sweep()
-        if stored and old and old.ready and not changes:
-            files = PlanFiles(output, stored.build)
-            file = msgspec.structs.replace(
-                file, suffix=old.suffix, notes=old.notes, before=old.before, claim=old.claim
-            )
-            if file != old:  # other libraries, on which no byte depends so far
-                _write_build(files, file, generation)
-            return files, file, {}, True
+        resumes = old is not None and old.ready and not changes
         manifest_generation = plan_files.generation_of(output, naming.MANIFEST)
-        replaced = replacing.manifest_at(output, naming.MANIFEST)
-        why = f" ({'; '.join(changes)})" if changes else ""
-        if not self.config.overwrite:
-            if replaced and not base:
-                raise ConfigError(
-                    f"{output.url}: already holds another shard set{why}; give another --output, or"
-                    " --overwrite to replace it"
-                )
-            if changes and (not base or history.has_unfinished_plan(output, base)):
-                elsewhere = "" if base else "give another --output, "
-                raise ConfigError(
-                    f"{output.url}: already holds an unfinished build{why}; finish it with its own"
-                    f" options, {elsewhere}or --overwrite to start over"
-                )
-        if not (replaced or old):
-            self._refuse_foreign()
+        return _Found(
+            file=file,
+            build=stored.build if stored else "",
+            old=old,
+            base=base,
+            replaced=None if resumes else replacing.manifest_at(output, naming.MANIFEST),
+            changes=changes,
+            resumes=resumes,
+            generation=generation,
+            manifest_generation=manifest_generation,
+        )
+
+    def _state(self, found: _Found) -> _State:
+        old, base = found.old, found.base
+        if found.resumes:
+            return _State.THIS_BUILD
+        if found.replaced and not base:
+            return _State.ANOTHER_SET
+        is_unfinished = not base or history.has_unfinished_plan(self.output, base)
+        if old and found.changes and is_unfinished and not old.failed:
+            return _State.UNFINISHED
+        if not (found.replaced or old) and any(map(naming.is_shard_file, self._names())):
+            return _State.FOREIGN
+        return _State.FREE
+
+    def _names(self) -> Iterator[str]:
+        return (stat.name for stat in self.output.list())
+
+    def _resume(self, found: _Found) -> tuple[PlanFiles, BuildFile, replacing.Kept, bool]:
+        old = found.old
+        assert old, "it is the same build"
+        file = msgspec.structs.replace(
+            found.file, suffix=old.suffix, notes=old.notes, before=old.before, claim=old.claim
+        )
+        files = PlanFiles(self.output, found.build)
+        if file != old:  # other libraries, on which no byte depends so far
+            _write_build(files, file, found.generation)
+        return files, file, {}, True
+
+    def _take(
+        self, found: _Found, lines: IO[bytes]
+    ) -> tuple[PlanFiles, BuildFile, replacing.Kept, bool]:
+        """Makes the output this build's."""
+        output, old, replaced = self.output, found.old, found.replaced
         unfinished = history.unlisted(output, replacing.unfinished_files(output))
         removed = unfinished
-        if replaced and not base:
+        if replaced and not found.base:
             removed = unfinished | manifests.files_of(replaced, *manifests.older(output))
         replacing.refuse_input(output, removed, self.input, self.survey.objects)
         if self.survey.all_tars:
-            replacing.refuse_inside(
-                output,
-                self.input,
-                "whose tars are the input, and a rerun would read the shards too",
-            )
+            why = "whose tars are the input, and a rerun would read the shards too"
+            replacing.refuse_inside(output, self.input, why)
         # The replaced set may have the same options; readers still use its folders, so these need
         # other names.
-        identity = [file, replaced.digest if replaced else ""]
-        suffix = (
-            "-" + hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:8] if replaced else ""
-        )
+        identity = [found.file, replaced.digest if replaced else ""]
+        digest = hashlib.sha256(msgspec.json.encode(identity)).hexdigest()
+        suffix = f"-{digest[:8]}" if replaced else ""
         # One that was stopped before it was ready has written no shard.
         before = sorted({*old.before, *([old.suffix] if old.ready else [])}) if old else []
         file = msgspec.structs.replace(
-            file, suffix=suffix, ready=False, before=before, claim=uuid.uuid4().hex
+            found.file, suffix=suffix, ready=False, before=before, claim=uuid.uuid4().hex
         )
         files = PlanFiles(output, file.digest, file.claim)
         # From here on the output belongs to this build: other builds notice at their next step.
-        _write_build(files, file, generation)
+        _write_build(files, file, found.generation)
         generation = plan_files.generation_of(output, paths.BUILD)
-        if plan_files.generation_of(output, naming.MANIFEST) != manifest_generation:
+        if plan_files.generation_of(output, naming.MANIFEST) != found.manifest_generation:
             raise plan_files.another_build(output, naming.MANIFEST)
         with files.while_current():
-            kept = _lay_out(files, unfinished, replaced, lines, known=self.config.append)
+            kept = self._lay_out(files, unfinished, found, lines)
         file = msgspec.structs.replace(
             file, ready=True, before=[suffix] if suffix in before else []
         )
         _write_build(files, file, generation)
         return PlanFiles(output, file.digest), file, kept, False
 
-    def _refuse_foreign(self) -> None:
-        url = self.output.url
-        for stat in self.output.list():
-            if naming.is_shard_file(stat.name):
-                raise ConfigError(
-                    f"{url}: holds {stat.name} without a manifest or plan, so it is unclear whose"
-                    " file it is; move such files away or give another --output (--overwrite"
-                    " leaves them alone)"
-                )
+    def _lay_out(
+        self, files: PlanFiles, unfinished: set[str], found: _Found, lines: IO[bytes]
+    ) -> replacing.Kept:
+        """Removes the files of earlier builds, then writes the files that workers start from;
+        returns what it could not remove.
+
+        A version to which the build appends stays, with what repairs its shards.
+        """
+        base = found.base
+        listed = manifests.files_of(base) if base else set[str]()
+        kept = replacing.remove(files, unfinished)
+        kept |= replacing.remove(files, replacing.planned(files.output, listed) - {paths.BUILD})
+        if base:
+            files.write(paths.BASE, manifests.to_json(base))
+            write_known(files, base, self.target)
+        elif found.replaced:
+            files.write(paths.REPLACED, manifests.to_json(found.replaced))
+        with files.writer(paths.SURVEY) as out:
+            lines.seek(0)
+            shutil.copyfileobj(lines, out, PIECE_BYTES)
+        files.check_current()
+        return kept
 
     def _appending(
         self, old: BuildFile | None, file: BuildFile, known: Known
@@ -184,12 +285,12 @@ class _Start:
         """The build as an append to the newest version, or to the one before if the old build has
         done that.
         """
-        newest = replacing.manifest_at(self.output, naming.MANIFEST)
+        newest = replacing.manifest_at(self.target, naming.MANIFEST)
         if newest is None:
             raise ConfigError(
                 f"{self.output.url}: no finished shard set there to append to; `build` makes one"
             )
-        last = next(manifests.older(self.output), None)
+        last = next(manifests.older(self.target), None)
         if last and last.number >= newest.number and last.digest != newest.digest:
             raise ConfigError(
                 f"{self.output.url}: {versions.FOLDER} is still of a set that `build --overwrite`"
@@ -197,8 +298,8 @@ class _Start:
                 " removes it"
             )
         before = None
-        if newest.number > 1 and not history.has_unfinished_plan(self.output, newest):
-            before = replacing.manifest_at(self.output, versions.path(newest.number - 1))
+        if newest.number > 1 and not history.has_unfinished_plan(self.target, newest):
+            before = replacing.manifest_at(self.target, versions.path(newest.number - 1))
         for base in filter(None, (before, newest)):
             classes, labels, categories = extended_classes(base.classes, file.classes)
             sizes = {name: split.num_source_samples for name, split in base.splits.items()}
@@ -209,6 +310,7 @@ class _Start:
                 num_classes=len(base.classes),
                 num_source_samples=sizes,
                 known=known,
+                by_name=base.has_names,
             )
             appending = msgspec.structs.replace(file, classes=classes, appends=addition)
             if old and not self._changes(old, appending):
@@ -245,31 +347,3 @@ def _write_build(files: PlanFiles, file: BuildFile, generation: str) -> None:
         plan_files.write(files.output, paths.BUILD, files.build, content, if_generation=generation)
     except PreconditionFailed as error:
         raise plan_files.another_build(files.output, paths.BUILD) from error
-
-
-def _lay_out(
-    files: PlanFiles,
-    unfinished: set[str],
-    old: Manifest | None,
-    lines: IO[bytes],
-    *,
-    known: Known | None,
-) -> replacing.Kept:
-    """Removes the files of earlier builds, then writes the files that workers start from; returns
-    what it could not remove.
-
-    `old` is the set there, which stays if the build appends to it: then the original names of its
-    samples stay too.
-    """
-    listed = manifests.files_of(old) if old and known else set[str]()
-    kept = replacing.remove(files, unfinished)
-    kept |= replacing.remove(files, replacing.planned(files.output, listed) - {paths.BUILD})
-    if old:
-        files.write(paths.BASE if known else paths.REPLACED, manifests.to_json(old))
-    if old and known:
-        write_known(files, old)
-    with files.writer(paths.SURVEY) as out:
-        lines.seek(0)
-        shutil.copyfileobj(lines, out, PIECE_BYTES)
-    files.check_current()
-    return kept

@@ -14,7 +14,7 @@ from apache_beam.metrics.execution import MetricResult
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
-from pipelines.begin import prepare
+from pipelines.begin import note_failure, prepare
 from pipelines.config import BuildConfig
 from pipelines.export.stale import STALE, stale
 from pipelines.pipeline import NAMESPACE, PreparedBuild, construct
@@ -26,7 +26,7 @@ from pipelines.runners import dataflow, errors, local, options
 from pipelines.runners.progress import BuildProgress, watched
 from pipelines.write import history
 from pipelines.write import replace as replacing
-from shardset.errors import ConfigError, NotFound, ShardsetError
+from shardset.errors import ConfigError, NotFound, ShardsetError, SourceError, TooManyBad
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import Manifest
@@ -103,11 +103,15 @@ def _run(
     beam_options = options.prepare(beam_flags, source=config.input, output=output)
     prepared = prepare(config, output)
     options.limit_workers(beam_options, beam_flags, prepared.units.num_units, prepared.num_bytes)
-    with watched(output, prepared.units.num_units, progress, writes=not dry_run):
-        counters = run(
-            prepared, beam_options, progress.print if progress else None, dry_run=dry_run
-        )
     files = prepared.files
+    try:
+        with watched(output, prepared.units.num_units, progress, writes=not dry_run):
+            counters = run(
+                prepared, beam_options, progress.print if progress else None, dry_run=dry_run
+            )
+    except (ConfigError, SourceError, TooManyBad):  # of the input or the options
+        note_failure(files)
+        raise
     with files.while_current():
         kept = prepared.kept | replacing.remove_slices(files)
         plan = files.read_record(paths.PLAN, PlanFile)

@@ -18,12 +18,12 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
-from pipelines.config import NAMED, SIZES, AdoptConfig, BareNumbers, BuildConfig, ColumnConfig
+from pipelines.config import SIZES, AdoptConfig, BareNumbers, BuildConfig, ColumnConfig
 from pipelines.images.options import ImageOptions
 from pipelines.parsers import parser
 from pipelines.terminal import quiet_workers, say_beam
 from shardset.errors import ConfigError
-from shardset.program import FAILED, OK, USAGE, count, run_program, run_verb
+from shardset.program import FAILED, OK, USAGE, run_program, run_verb
 from shardset.settings import record_of, texts_of
 from shardset.terminal import on_standard_output
 
@@ -97,10 +97,6 @@ def _build(args: argparse.Namespace) -> int:
             return _show(args, {"job": job}, [job])
         run = build.dry_run if args.dry_run else build.build
         result = run(config, args.beam_flags, progress.BuildProgress(console))
-    if result.published and args.catalog:
-        from pipelines.sets import catalog
-
-        catalog.write_catalog(config.output)
     report = page.after_build(config) if result.published and args.report else None
     if args.json:
         return _show(args, {**summary.to_json(config, result), "report": report})
@@ -149,8 +145,7 @@ def _append_config(args: argparse.Namespace) -> BuildConfig:
 
     options = replace.newest_of(args.output)[0].provenance.options
     image = msgspec.convert(options.get("image", {}), ImageOptions)
-    known = "name" if args.source in NAMED else "none"
-    return record_of(BuildConfig, args, image=image, append=args.append or known)
+    return record_of(BuildConfig, args, image=image, append=args.append or "skip")
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -223,23 +218,19 @@ def _export(args: argparse.Namespace) -> int:
     return _show(args, exported, write.lines(exported))
 
 
+def _repair(args: argparse.Namespace) -> int:
+    from pipelines.sets import repair
+
+    done = repair.repair(args.set, args.input)
+    return _show(args, done, repair.lines(done), FAILED if done.failed else OK)
+
+
 def _report(args: argparse.Namespace) -> int:
     from pipelines.report import page
 
     written = page.write(args.set, args.output, max_images=args.images)
     code = FAILED if written.data.damage else OK
     return _show(args, page.to_json(written), page.summary(written), code)
-
-
-def _catalog(args: argparse.Namespace) -> int:
-    from pipelines.sets import catalog
-
-    written = catalog.write_catalog(args.set)
-    lines = [
-        f"catalogue: {count(len(written), 'file')} written next to the tars of {args.set}",
-        f"next: shardset view OUT.parquet --of {quote(args.set)} --where 'width > 200'",
-    ]
-    return _show(args, {"written": written}, lines)
 
 
 def _view(args: argparse.Namespace) -> int:
@@ -289,12 +280,12 @@ VERBS = {
     "build": _build,
     "append": _build,
     **dict.fromkeys(("tag", "log", "diff", "compact"), _versions),
-    "catalog": _catalog,
     "adopt": _publish,
     "column": _publish,
     "verify": _verify,
     "inspect": _inspect,
     "export": _export,
+    "repair": _repair,
     "estimate": _estimate,
     "report": _report,
     "view": _view,

@@ -14,7 +14,7 @@ from shardset.settings import Count, check, required, setting
 
 Balance = Literal["none", "stratified"]
 Remainder = Literal["spread", "drop", "pad"]
-Known = Literal["none", "name"]
+Known = Literal["skip", "store"]
 """The samples of an input that an append skips because the set has their name."""
 
 SOURCES = {
@@ -46,9 +46,6 @@ SOURCES = {
     ),
 }
 """What --input is for each source. `pipelines.sources` opens them."""
-
-NAMED = ("coco", "folder", "imagenet", "listing")
-"""The sources whose samples are files, so that an append skips known names by default."""
 
 INPUT_OPTIONS = {
     "class_depth": ("folder",),
@@ -199,9 +196,8 @@ class BuildConfig:
     )
     append: Known | None = setting(
         None,
-        "name: skip samples whose name (key) the set has; none: store them again (default: name for"
-        f" {', '.join(NAMED)}, else none)",
-        flag="--skip-known",
+        "samples whose names the set has: skip them, or store them again (default: skip)",
+        flag="--known",
     )
 
     def __post_init__(self) -> None:

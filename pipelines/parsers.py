@@ -74,11 +74,11 @@ DESCRIPTIONS = {
     "verify": "Compares sizes and checksums of every file; with --deep every sample too.",
     "estimate": "Samples, shards, steps, mixing, memory and bytes, from a manifest or numbers.",
     "view": "Writes chosen samples down as a view, which is read like a set; copies no sample.",
-    "catalog": "Writes a Parquet file next to each tar, for DuckDB, Polars and `view --where`.",
     "tag": "Names the newest version, or SET@N, for addresses such as gs://bucket/set@NAME.",
     "log": "Lists the versions of a set, the newest first.",
     "diff": "Compares keys, classes and images of two sets or versions (gs://bucket/set@3).",
     "compact": "Writes the next version without some samples, and removes the old files later.",
+    "repair": "Writes missing or damaged files of any version again, from the raw input.",
     "export": "Writes the side files of other readers from manifest and indexes; never a tar.",
 }
 """What the help of each verb says first."""
@@ -103,7 +103,7 @@ def parser() -> Parser:
         return added
 
     add_build(verb("build", BUILD_EPILOG))
-    _add_append(verb("append"))
+    add_append(verb("append"))
     tag = _add_set(verb("tag"))
     tag.add_argument("name", metavar="NAME", help="letters, digits, ., _ and -; not only digits")
     _add_set(verb("log"))
@@ -128,6 +128,8 @@ def parser() -> Parser:
         help="also remove columns and side files of other readers with removed tars",
     )
     add_flags(verb("adopt"), AdoptConfig)
+    repair = _add_set(verb("repair"))
+    repair.add_argument("--input", metavar="URL", help="where the raw input is now, if it moved")
     column = _add_set(verb("column"))
     column.add_argument(
         "name", metavar="NAME", help="the name of the column: up to 12 of a-z, 0-9, _ and -"
@@ -167,7 +169,6 @@ def parser() -> Parser:
         metavar="N",
         help="decode at most N images for sizes and near-duplicates (default 100000)",
     )
-    _add_set(verb("catalog"))
     view = verb("view")
     view.add_argument("output", metavar="OUT", help="the view, a .parquet file")
     view.add_argument(
@@ -183,11 +184,12 @@ def add_build(build: Parser) -> None:
     add_flags(where, BuildConfig, ("output",))
     _add_input(build, where)
     add_flags(where, BuildConfig, ("overwrite",))
-    where.add_argument(
-        "--catalog",
-        action="store_true",
-        help="write a catalogue too; it reads the finished set once",
-    )
+    _add_how(where)
+    image = build.add_argument_group("images (default: stored byte for byte)")
+    add_flags(image, ImageOptions)
+
+
+def _add_how(where: argparse._ArgumentGroup) -> None:
     how = where.add_mutually_exclusive_group()
     how.add_argument(
         "--dry-run", action="store_true", help="read all input, print the exact plan, write nothing"
@@ -196,8 +198,6 @@ def add_build(build: Parser) -> None:
     how.add_argument("--no-wait", dest="wait", action="store_false", help=text)
     where.add_argument("--report", action=argparse.BooleanOptionalAction, default=True,
                        help="write report.html, a page about the set")  # fmt: skip
-    image = build.add_argument_group("images (default: stored byte for byte)")
-    add_flags(image, ImageOptions)
 
 
 def _add_set(verb: Parser, dest: str = "set") -> Parser:
@@ -205,7 +205,8 @@ def _add_set(verb: Parser, dest: str = "set") -> Parser:
     return verb
 
 
-def _add_append(append: Parser) -> None:
+def add_append(append: Parser) -> None:
+    """Adds the flags of an append."""
     _add_set(append, "output")
     where = append.add_argument_group("what")
     _add_input(append, where)
@@ -213,7 +214,7 @@ def _add_append(append: Parser) -> None:
     where.add_argument(
         "--overwrite", action="store_true", help="start over an append that was stopped"
     )
-    append.set_defaults(dry_run=False, wait=True, report=False, catalog=False)
+    _add_how(where)
 
 
 def _add_input(build: Parser, where: argparse._ArgumentGroup) -> None:

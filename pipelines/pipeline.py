@@ -133,7 +133,7 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
         | "Once all is written" >> beam.Create([None])
         | "Commit"
         >> beam.ParDo(
-            step(partial(commit_step, Committer(files, config, file))),
+            step(partial(commit_step, Committer(files, config, file, source.input.url))),
             plan,
             beam.pvalue.AsDict(written),
         )

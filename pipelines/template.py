@@ -3,7 +3,7 @@
     python -m pipelines.template > metadata.json    for `gcloud dataflow flex-template build
     --metadata-file`
 
-Both come from the flags of `build`, as the command line has them.
+Both come from the flags of `build` and `append`, as the command line has them.
 """
 
 import argparse
@@ -12,12 +12,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipelines.cli import main
-from pipelines.parsers import add_build
+from pipelines.parsers import add_append, add_build
+from shardset.errors import ConfigError
 from shardset.program import Parser
 
-LEFT_OUT = ("help", "dry_run", "wait", "report", "catalog")
+LEFT_OUT = ("help", "dry_run", "wait", "report")
 """Flags without a meaning in a launcher, which submits the job and ends."""
 
+VERBS = {"build": add_build, "append": add_append}
+VERB = {
+    "name": "verb",
+    "label": "verb",
+    "helpText": "build (the default), or append to the set at output",
+    "paramType": "ENUM",
+    "enumOptions": [{"value": verb} for verb in VERBS],
+    "isOptional": True,
+}
 TEXT = "the image of this template, which the workers run too"
 IMAGE = {
     "name": "sdk_container_image",
@@ -28,26 +38,37 @@ IMAGE = {
 
 
 def metadata() -> dict[str, Any]:
-    """The metadata of the template: each flag of `build` as a parameter, called as its field."""
+    """The metadata of the template: each flag of its verbs as a parameter, called as its field."""
+    flags = _flags("append") | _flags("build")
     return {
         "name": "shardset build",
         "description": "Turns raw image files into exact, reproducible WebDataset shards.",
-        "parameters": [IMAGE, *(_parameter(name, flag) for name, flag in _flags().items())],
+        "parameters": [
+            *(IMAGE, VERB),
+            *(_parameter(name, flag) for name, flag in flags.items()),
+        ],
     }
 
 
 def arguments(parameters: Sequence[str]) -> list[str]:
-    """The command line of a build, from parameters as Dataflow's launcher passes them:
-    `--NAME=VALUE`.
+    """The command line of a build or an append, from parameters as Dataflow's launcher passes
+    them: `--NAME=VALUE`.
 
     Names that are not of the template are Beam's flags, and stay as they are.
     """
-    words, flags = [], _flags()
-    for parameter in parameters:
-        name, _, value = parameter.removeprefix("--").partition("=")
+    pairs = [parameter.removeprefix("--").partition("=") for parameter in parameters]
+    verb = next((value for name, _, value in pairs if name == VERB["name"]), "build")
+    if verb not in VERBS:
+        raise ConfigError(f"verb is {verb!r}, expected one of {', '.join(VERBS)}")
+    words, flags = [verb, "--no-wait"], _flags(verb)
+    for parameter, (name, _, value) in zip(parameters, pairs, strict=True):
         flag = flags.get(name)
+        if name == VERB["name"]:
+            continue
         if flag is None:
             words.append(parameter)
+        elif not flag.option_strings:
+            words.append(value)
         elif not _is_switch(flag):
             words.append(f"{flag.option_strings[0]}={value}")
         else:  # --name, --no-name
@@ -61,13 +82,13 @@ def launch(parameters: Sequence[str]) -> int:
 
     Dataflow's launcher calls it.
     """
-    return main(["build", "--no-wait", *arguments(parameters)])
+    return main(arguments(parameters))
 
 
-def _flags() -> dict[str, argparse.Action]:
-    build = Parser()
-    add_build(build)
-    return {flag.dest: flag for flag in build.actions if flag.dest not in LEFT_OUT}
+def _flags(verb: str) -> dict[str, argparse.Action]:
+    parser = Parser()
+    VERBS[verb](parser)
+    return {flag.dest: flag for flag in parser.actions if flag.dest not in LEFT_OUT}
 
 
 def _is_switch(flag: argparse.Action) -> bool:

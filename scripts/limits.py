@@ -61,7 +61,7 @@ FORMAT: list[tuple[str, str, Show]] = [
     ("length of a key", "shardset.format.naming:MAX_KEY_BYTES", size),
     ("length of a field's name", "shardset.format.naming:MAX_FIELD_BYTES", size),
     ("size of a member", "shardset.format.tar:MAX_MEMBER_BYTES", size),
-    ("fields of a split", "shardset.format.index:MAX_FIELDS", count),
+    ("fields of a split", "shardset.format.rows:MAX_FIELDS", count),
     ("largest label", "shardset.format.labels:MAX_LABEL", count),
     ("size of a file on `s3://` and `az://`", "shardset.storage.s3:MAX_BYTES", size),
     ("version of the format", "shardset.format.manifest:VERSION", count),

@@ -36,7 +36,7 @@ def printable(text: str) -> str:
 DOCS = "https://github.com/shardset/shardset/blob/main/docs"
 """The address of the pages that messages name."""
 
-REPAIR = "restore it, or repeat the command that made the set"
+REPAIR = "restore it, or write it again with `shardset repair SET`"
 """What to do about a missing or damaged file of a set."""
 
 

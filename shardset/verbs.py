@@ -36,13 +36,13 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "choose": {
         "view": "choose samples of a shard set",
-        "catalog": "write a catalogue of a shard set",
     },
     "change": {
         "tag": "name a version of a shard set",
         "log": "list the versions of a shard set",
         "diff": "compare two versions of a shard set",
         "compact": "forget samples of a shard set",
+        "repair": "write damaged or missing shards of a shard set again",
     },
     "train": {
         "train": "train a model on a shard set, or resume the run in the run folder",

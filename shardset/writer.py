@@ -12,7 +12,7 @@ from typing import Any, Self, SupportsFloat
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+import pyarrow as pa
 
 from shardset.decode.image import decode, image_size
 from shardset.errors import ConfigError, UndecodableImage, require_int
@@ -20,9 +20,9 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.columns import npy
 from shardset.format.images import format_of, masks, stored_png
-from shardset.format.index import with_fields
 from shardset.format.labels import MAX_LABEL, NO_LABEL, notes_on, plain_label, why_sparse
 from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
+from shardset.format.rows import with_fields
 from shardset.format.shards import pattern_of
 from shardset.format.tar import StoredSample, TarBuilder
 from shardset.format.write import OpenWriter, write_index, write_split
@@ -233,7 +233,7 @@ class _SplitWriter:
     def __init__(self, create: OpenWriter, name: str, size: int) -> None:
         self._create, self._name, self._size = create, name, size
         self.tar, self.labels, self._num_samples = ExitStack(), Counter[int](), 0
-        self._tars: list[tuple[TarBuilder, NDArray[Any]]] = []
+        self._tars: list[tuple[TarBuilder, pa.Table]] = []
         self._builder = TarBuilder(())
 
     def add(self, key: str, fields: Sequence[tuple[str, bytes]], label: int) -> None:
@@ -244,7 +244,7 @@ class _SplitWriter:
             self._out = self.tar.enter_context(self._create(self._path(len(self._tars))))
         self._out.write(
             self._builder.add(
-                StoredSample(key=key, fields=fields, label=label, source=self._num_samples)
+                StoredSample(key=key, fields=fields, label=label, serial=self._num_samples)
             )
         )
         self.labels[label] += 1

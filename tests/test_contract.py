@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import webdataset
 from PIL import Image
+from pyarrow import parquet
 
 from pipelines import cli as pipelines
 from pipelines.build import build
@@ -19,8 +20,8 @@ from shardset.decode.crops import CenterCrop
 from shardset.decode.image import ImageSpec
 from shardset.format import naming
 from shardset.format.images import MAX_PIXELS
-from shardset.format.index import index_fields
 from shardset.format.manifest import Manifest
+from shardset.format.rows import fields_of
 from shardset.stream.stream import Stream
 from tests.makers.built import HERE, config_of, manifest_of
 from tests.makers.folders import write_images
@@ -68,7 +69,7 @@ def expected(raw: Path, split: str) -> Samples:
     found = {}
     for name in NAMES[split]:
         stem, _, extension = f"{split}/{name}".rpartition(".")
-        key = stem if naming.is_key(stem) else naming.short_key(f"{split}/{split}/{name}\0{stem}")
+        key = stem if naming.is_key(stem) else naming.short_key(f"{split}/{name}\0{stem}")
         label = str(CLASSES.index(name.partition("/")[0])).encode()
         field = {"JPEG": "jpg"}.get(extension, extension)
         found[key] = {field: (raw / split / name).read_bytes(), "cls": label}
@@ -102,14 +103,15 @@ def by_stock_webdataset(built: Built, split: str) -> Samples:
     return samples
 
 
-def by_numpy_and_byte_ranges(built: Built, split: str) -> Samples:
+def by_parquet_and_byte_ranges(built: Built, split: str) -> Samples:
     found = {}
     for shard in built.manifest.split(split).shards:
         data = (built.folder / shard.path).read_bytes()
-        index = np.load(built.folder / shard.index.path, allow_pickle=False)
-        for row in index:
-            places = {name: row[f".{name}"].tolist() for name in index_fields(index)}
-            found[row["key"].decode()] = {
+        for row in parquet.read_table(built.folder / shard.index.path).to_pylist():
+            places = {
+                name: (row[f"{name}.offset"], row[f"{name}.bytes"]) for name in fields_of(row)
+            }
+            found[row["key"]] = {
                 name: data[at : at + size] for name, (at, size) in places.items() if at
             }
     return found
@@ -135,7 +137,7 @@ def by_the_trainer_s_stream(
     return found
 
 
-READERS = [by_gnu_tar, by_stock_webdataset, by_numpy_and_byte_ranges, by_the_trainer_s_stream]
+READERS = [by_gnu_tar, by_stock_webdataset, by_parquet_and_byte_ranges, by_the_trainer_s_stream]
 
 
 @pytest.mark.parametrize("split", NAMES)
@@ -175,6 +177,25 @@ def test_a_built_set_has_equal_shards_and_passes_the_deep_verification(built):
         ["equal", "mixed", "reproducible"]
     ]
     assert pipelines.main(["verify", str(built.folder), "--deep"]) == 0
+
+
+def test_a_set_whose_indexes_another_arrow_wrote_is_the_same(built, tmp_path, monkeypatch):
+    written = parquet.ParquetWriter
+    monkeypatch.setattr(
+        parquet,
+        "ParquetWriter",
+        lambda *where, **options: written(*where, **{**options, "compression": "gzip"}),
+    )
+    config = config_of(
+        built.folder.parent / "raw", tmp_path / "set", num_shards={"train": 3, "test": 1}
+    )
+    build(config, HERE)
+    other = replace(built, folder=tmp_path / "set", manifest=manifest_of(tmp_path / "set"))
+    shard = built.manifest.split("test").shards[0]
+    assert other.manifest.split("test").shards[0].index.crc32c != shard.index.crc32c
+    assert other.manifest.digest == built.manifest.digest
+    assert by_the_trainer_s_stream(other, "test") == built.expected["test"]
+    assert pipelines.main(["verify", str(other.folder), "--deep"]) == 0
 
 
 def test_the_pixel_limit_of_both_sides_is_that_of_pillow():

@@ -11,17 +11,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
 from pipelines.sets import versions as changes
-from pipelines.sets.catalog import write_catalog
 from shardset.errors import ManifestError, ShardsetError
-from shardset.format import catalog, columns, naming, versions, view
+from shardset.format import columns, naming, versions, view
 from shardset.format import manifest as manifests
-from shardset.format.manifest import LoadedSet
-from shardset.format.parquet import table_to_bytes
 from shardset.format.view import ViewHead, ViewRows
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_small
@@ -148,25 +144,6 @@ def test_a_column_whose_shape_is_forged_is_refused(tmp_path: Path, shape: object
     (here / "columns/x/manifest.json").write_bytes(manifests.to_json(manifests.seal(forged)))
     with pytest.raises(ManifestError, match=r"shape .* don't fit"):
         columns.open_column(parent, "train", "x")
-
-
-def test_a_catalogue_with_other_bytes_than_text_counts_as_absent(tmp_path: Path):
-    here = tmp_path / "set"
-    shutil.copytree(DATA, here)
-    write_catalog(str(here))
-    loaded = LoadedSet(*manifests.load(str(here)))
-    shard = loaded.manifest.split("train").shards[0]
-    offsets = np.arange(shard.num_samples + 1, dtype="<i4") * 2
-    texts = [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(b"\xff\xfe" * shard.num_samples)]
-    rows = catalog.read_rows(loaded.storage, shard)
-    assert rows is not None
-    place = rows.column_names.index("source")
-    forged = rows.set_column(
-        place, "source", pa.Array.from_buffers(pa.string(), shard.num_samples, texts)
-    )
-    forged = forged.replace_schema_metadata({catalog.FOOTER: shard.sha256.encode()})
-    put(loaded.storage, naming.catalog_of(shard.path), table_to_bytes(forged))
-    assert catalog.read_names(loaded.storage, shard, None) is None
 
 
 def test_a_view_that_names_itself_is_refused(tmp_path: Path):

@@ -110,7 +110,7 @@ def test_verify_names_what_the_stream_refuses(tmp_path):
             key=name.replace(" ", "-"),
             fields=(("mask.png", data), ("png", IMAGE)),
             label=-1,
-            source=at,
+            serial=at,
         )
         for at, (name, data) in enumerate(ALL.items())
     ]

@@ -16,7 +16,6 @@ import shardset
 from pipelines.images.check import examine
 from pipelines.images.encode import encode, thumbnail_of
 from pipelines.images.options import ImageOptions, resized
-from pipelines.sets.catalog import write_catalog
 from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop, Resize
 from shardset.decode.image import ImageSpec, decode, image_size
 from shardset.decode.workers import DecodeTask
@@ -131,8 +130,7 @@ def test_build_writer_stream_and_report_turn_an_image_as_pillow_does(kind, tmp_p
     with Writer(str(tmp_path)) as writer:
         for orientation, data in turned.items():
             writer.write(image=data, key=str(orientation))
-    [path] = write_catalog(str(tmp_path))
-    columns = parquet.read_table(tmp_path / path).to_pydict()
+    columns = parquet.read_table(tmp_path / "train/train-000000.parquet").to_pydict()
     view, spec = shardset.open(str(tmp_path)), ImageSpec(size=40, crop=Resize())
     stream = Stream(str(tmp_path), "train", batch_size=8, seed=None, image=spec, with_matrix=True)
     batch = next(iter(stream))

@@ -22,6 +22,9 @@ USED: dict = {
     ("apache-beam", "2.77.0", f"{BEAM}/runners/worker/sdk_worker_main.py", "runners/local.py"): (
         "def main(",
     ),
+    ("google-cloud-core", "2.8.0", "google/cloud/client/__init__.py", "storage/gcs_http.py"): (
+        "def _http(self)",
+    ),
     ("torch_xla", "2.9.0", "torch_xla/_internal/tpu.py", "trainer/runtime/xla.py"): (
         "def num_available_chips(",
         "def get_worker_ips(",

@@ -119,7 +119,8 @@ COMMANDS = {
     "pipelines": [
         f"pipelines build {BUILT} --num-shards=2 --holdout=test=0.2 --direct_num_workers=2",
         "pipelines verify shards --deep",
-        *(f"pipelines {verb} shards" for verb in ("inspect", "estimate", "catalog", "report")),
+        "pipelines repair shards",
+        *(f"pipelines {verb} shards" for verb in ("inspect", "estimate", "report")),
         "pipelines export shards --to=wids,hf",
         "pipelines view few.parquet --of=shards --per-class=2",
         "pipelines adopt --input=tars --split=train",

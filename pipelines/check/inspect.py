@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 from pipelines import split_table
 from pipelines.check.problems import read_quarantine
@@ -16,20 +17,17 @@ from pipelines.plan.files import in_order
 from shardset.errors import BadTarget, ConfigError
 from shardset.format import manifest as manifests
 from shardset.format.annotations import boxes_in
-from shardset.format.catalog import read_names
-from shardset.format.index import index_fields
 from shardset.format.manifest import LoadedSet, Manifest, Shard
+from shardset.format.rows import fields_of, keys_of, numbers, ranges_of
 from shardset.format.write import class_counts
 from shardset.program import did_you_mean, some_of
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 
-NO_NAMES = (
-    "original names are not available: the plan folder beside the manifest is missing, or of"
-    " another build or version, and no catalogue has them"
-)
+NO_NAME = "original names are not known: no build made these samples"
 _OLDER = "older versions have it as long as they are left: `log SET` lists them, SET@N is one"
 _SHARD_FIELDS = ("path", "num_samples", "num_bytes", "first_id")
+_COPIED = ("key", "name", "label", "width", "height", "serial", "copy")
 MAX_COUNTED = 5_000
 """Boxes are counted in so many samples of a split, because each is a read of its own."""
 
@@ -38,7 +36,7 @@ _MAX_REASONS = 20
 
 
 class SampleInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One stored sample. `name` is its name in the raw input, None if nothing has it.
+    """One stored sample. `name` is its name in the raw input, None if no build made it.
 
     `id` counts over the split, `position` in the shard. `byte_ranges` maps a field to (offset,
     bytes) in the tar.
@@ -53,7 +51,9 @@ class SampleInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None
     label: int
     class_name: str
-    source: int
+    width: int | None
+    height: int | None
+    serial: int
     copy: int
     byte_ranges: dict[str, tuple[int, int]]
 
@@ -113,7 +113,10 @@ def counted(loaded: LoadedSet) -> Manifest:
     splits = dict(loaded.manifest.splits)
     for name, part in loaded.view.splits.items() if loaded.view else ():
         stored = np.concatenate(
-            [read_index(loaded.storage, shard)["label"] for shard in splits[name].shards]
+            [
+                numbers(read_index(loaded.storage, shard, ["label"]), "label")
+                for shard in splits[name].shards
+            ]
         )
         labels = part.labels_of(part.rows.ids, stored[part.rows.ids])
         totals = class_counts(labels, len(loaded.manifest.classes)).tolist()
@@ -133,11 +136,10 @@ def count_boxes(loaded: LoadedSet, split: str) -> tuple[int, Counter[int]]:
 
     def ranges() -> Iterator[tuple[str, int, int]]:
         for shard in stored.shards[:: -(-stored.num_samples // MAX_COUNTED)]:
-            index = read_index(storage, shard)
-            is_taken = part.selection.has(shard.first_id + np.arange(len(index)))
-            if "json" in index_fields(index):
-                for offset, size in index[is_taken][".json"].tolist():
-                    yield shard.path, offset, offset + size
+            starts, sizes = ranges_of(read_index(storage, shard), "json")
+            is_taken = part.selection.has(shard.first_id + np.arange(len(starts)))
+            for offset, size in zip(starts[is_taken], sizes[is_taken], strict=True):
+                yield shard.path, int(offset), int(offset + size)
 
     for json in in_order(storage, ranges(), lambda each: storage.read(*each)):
         num_read += 1
@@ -234,8 +236,9 @@ def find_key(loaded: LoadedSet, key: str, *, split: str | None = None) -> list[S
 
     def in_shard(name: str, number: int, shard: Shard) -> list[SampleInfo]:
         index = read_index(loaded.storage, shard)
-        is_copy = np.char.startswith(index["key"], wanted + b"@") & (index["copy"] > 0)
-        rows = np.flatnonzero((index["key"] == wanted) | is_copy).tolist()
+        keys = keys_of(index)
+        is_copy = np.char.startswith(keys, wanted + b"@") & (numbers(index, "copy") > 0)
+        rows = np.flatnonzero((keys == wanted) | is_copy).tolist()
         return _samples(loaded, name, number, index, rows)
 
     samples = _over_shards(loaded, split, in_shard)
@@ -251,26 +254,15 @@ def find_name(loaded: LoadedSet, name: str, *, split: str | None = None) -> list
     """All samples made from the raw sample of that original name, or of a name that ends with `/`
     and it.
 
-    Shards whose names are not left (see `read_names`) are left out. Raises ConfigError if no sample
-    is found, with the reason if the raw sample was rejected or names are gone.
+    Raises ConfigError if no sample is found, with the reason if the raw sample was rejected.
     """
     manifest, storage, _ = loaded
-    without_names = []
 
     def in_shard(split_name: str, number: int, shard: Shard) -> list[SampleInfo]:
-        # The plan first: only shards with a match need their index, which then proves that the plan
-        # is theirs.
-        names = read_names(storage, shard, None)
-        if names is None:
-            without_names.append(shard.path)
-            return []
-        rows = [row for row, found in enumerate(names) if f"/{found}".endswith(f"/{name}")]
-        if not rows:
-            return []
-        samples = _samples(loaded, split_name, number, read_index(storage, shard), rows)
-        if samples[0].name is None:
-            raise ConfigError(f"{storage.url}: {NO_NAMES}, for {shard.path}; search by --key")
-        return samples
+        index = read_index(storage, shard)
+        names = index["name"].to_pylist()
+        rows = [row for row, found in enumerate(names) if f"/{found or ''}".endswith(f"/{name}")]
+        return _samples(loaded, split_name, number, index, rows)
 
     samples = _over_shards(loaded, split, in_shard)
     if not samples:
@@ -280,9 +272,8 @@ def find_name(loaded: LoadedSet, name: str, *, split: str | None = None) -> list
         )
         if manifest.forgotten:
             unknown += f", or `compact` dropped it; {_OLDER}"
-        if without_names:
-            more = f" and {len(without_names) - 1:,} more" if without_names[1:] else ""
-            unknown = f"{storage.url}: {NO_NAMES}, for {min(without_names)}{more}; search by --key"
+        if not manifest.has_names:
+            unknown = f"{storage.url}: no build made this set, so samples have no names; use --key"
         raise ConfigError(_why_rejected(storage, manifest, name, split) or unknown)
     return samples
 
@@ -317,29 +308,25 @@ def _over_shards(
 
 
 def _samples(
-    loaded: LoadedSet, split: str, number: int, index: np.ndarray, rows: Sequence[int]
+    loaded: LoadedSet, split: str, number: int, index: pa.Table, rows: Sequence[int]
 ) -> list[SampleInfo]:
     """The samples in some rows of the index of a shard."""
-    shard, samples = loaded.manifest.splits[split].shards[number], []
-    names = read_names(loaded.storage, shard, index["key"]) if rows else None
-    for row in rows:
-        record = index[row]
-        label = int(record["label"])
-        ranges = {field: record[f".{field}"].item() for field in index_fields(index)}
-        samples.append(
-            SampleInfo(
-                split=split,
-                shard=shard.path,
-                number=number,
-                position=row,
-                id=shard.first_id + row,
-                key=record["key"].decode("ascii", "replace"),
-                name=names[row] if names else None,
-                label=label,
-                class_name=loaded.manifest.class_name(label),
-                source=int(record["source"]),
-                copy=int(record["copy"]),
-                byte_ranges={field: found for field, found in ranges.items() if found != (0, 0)},
-            )
+    shard, fields = loaded.manifest.splits[split].shards[number], fields_of(index.column_names)
+    found = index.take(pa.array(rows, pa.int64())).to_pylist()
+    return [
+        SampleInfo(
+            split=split,
+            shard=shard.path,
+            number=number,
+            position=position,
+            id=shard.first_id + position,
+            class_name=loaded.manifest.class_name(row["label"]),
+            byte_ranges={
+                field: (row[f"{field}.offset"], row[f"{field}.bytes"])
+                for field in fields
+                if row[f"{field}.offset"] is not None
+            },
+            **{name: row[name] for name in _COPIED},
         )
-    return samples
+        for position, row in zip(rows, found, strict=True)
+    ]

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from pipelines.check.inspect import NO_NAMES, SampleInfo
+from pipelines.check.inspect import NO_NAME, SampleInfo
 from pipelines.split_table import split_table
 from shardset.terminal import plain, table
 
@@ -60,13 +60,13 @@ def render_samples(samples: Sequence[SampleInfo]) -> RenderableType:
         ["split", "shard#", "position#", "key", "name", "label#", "class", "bytes#"],
         rows,
     )
-    return found if all(s.name is not None for s in samples) else Group(found, NO_NAMES)
+    return found if all(s.name is not None for s in samples) else Group(found, NO_NAME)
 
 
 def _sample_table(sample: SampleInfo) -> RenderableType:
     facts = [
         ("key", sample.key),
-        ("original name", NO_NAMES if sample.name is None else sample.name),
+        ("original name", NO_NAME if sample.name is None else sample.name),
         ("label", f"{sample.label} {sample.class_name}".strip()),
         (
             "stored in",
@@ -78,7 +78,7 @@ def _sample_table(sample: SampleInfo) -> RenderableType:
         (
             "made from",
             (
-                f"raw sample {sample.source} of the"
+                f"raw sample {sample.serial} of the"
                 f" split{f', copy {sample.copy}' if sample.copy else ''}"
             ),
         ),

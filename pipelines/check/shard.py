@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from pipelines.check.problems import Problem, problem_of
 from pipelines.images.check import examine
@@ -16,13 +17,12 @@ from pipelines.images.options import ImageOptions
 from pipelines.plan import tables
 from shardset.checksum import crc32c_of
 from shardset.errors import REPAIR, BadTarget, DamagedShard, StorageError, UndecodableImage
-from shardset.format import table
 from shardset.format.annotations import boxes_in, is_coco
 from shardset.format.images import is_image_field
 from shardset.format.images.orientation import upright_size
-from shardset.format.index import content_bytes
 from shardset.format.manifest import IndexFile, Shard
-from shardset.format.tar import TarMember, members, sample_members
+from shardset.format.rows import content_bytes, fields_of, numbers
+from shardset.format.tar import TarMember, members, sample_members, stored_size
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 from shardset.storage.checked import DamagedObject, read_object, read_twice, stored_crc32c
@@ -105,7 +105,7 @@ def _check_object(storage: Storage, file: Shard | IndexFile, findings: ShardFind
         )
 
 
-def _checked_index(task: ShardTask, findings: ShardFindings) -> np.ndarray | None:
+def _checked_index(task: ShardTask, findings: ShardFindings) -> pa.Table | None:
     """The index; None if it is damaged: only a sound one is worth comparing with the tar."""
     path = task.shard.index.path
     try:
@@ -114,17 +114,12 @@ def _checked_index(task: ShardTask, findings: ShardFindings) -> np.ndarray | Non
         findings.problems.append(problem_of(path, error))
         return None
     findings.num_bytes += task.shard.index.num_bytes
-    if len(wrong := np.flatnonzero(index["check"] != table.checks(index))):
-        findings.add(
-            path,
-            f"{len(wrong)} rows do not fit their checks, the first is row {wrong[0]}; {REPAIR}",
-        )
-    elif task.is_own:  # others may use a key in several tars
-        findings.key_hashes = tables.hash_keys(index["key"].astype(str).tolist())
+    if task.is_own:  # others may use a key in several tars
+        findings.key_hashes = tables.hash_keys(index["key"].to_pylist())
     return index
 
 
-def _check_tar(task: ShardTask, index: np.ndarray | None, findings: ShardFindings) -> None:
+def _check_tar(task: ShardTask, index: pa.Table | None, findings: ShardFindings) -> None:
     shard = task.shard
     try:
         tar = read_object(task.storage, shard.path, shard.num_bytes, shard.crc32c, REPAIR)
@@ -143,7 +138,8 @@ def _check_tar(task: ShardTask, index: np.ndarray | None, findings: ShardFinding
         )
     if not task.is_own:  # written by others: only that it is still the tar that was indexed
         if index is not None:
-            findings.num_samples, findings.labels = len(index), Counter(index["label"].tolist())
+            findings.num_samples = len(index)
+            findings.labels = Counter(numbers(index, "label").tolist())
             findings.num_content_bytes = content_bytes(index)
         return
     groups = _groups(shard.path, tar, findings)
@@ -154,7 +150,7 @@ def _check_tar(task: ShardTask, index: np.ndarray | None, findings: ShardFinding
         )
     rows: Iterable[dict[str, Any] | None] = [None] * len(groups)
     if index is not None:
-        rows = (dict(zip(index.dtype.names or (), row, strict=True)) for row in index.tolist())
+        rows = index.to_pylist()
     for group, row in zip(groups, rows, strict=False):  # a different length has been reported
         contents = {
             member.field: tar[member.offset : member.offset + member.num_bytes] for member in group
@@ -210,18 +206,19 @@ def _sample_problems(
 def _row_problems(
     task: ShardTask, group: list[TarMember], contents: dict[str, bytes], row: dict[str, Any]
 ) -> Iterator[str]:
-    # The index says (0, 0) for a field that the sample lacks.
-    byte_ranges = {name: (0, 0) for name in row if name.startswith(".")}
-    byte_ranges |= {f".{member.field}": (member.offset, member.num_bytes) for member in group}
+    image = next((data for name, data in contents.items() if is_image_field(name)), b"")
     in_tar = {
-        "offset": group[0].header_offset,
         "crc32c": crc32c_of(*contents.values()),
-        "image_crc32c": crc32c_of(
-            next((data for name, data in contents.items() if is_image_field(name)), b"")
-        ),
-        "key": group[0].key.encode(),
-        **byte_ranges,
+        "image_crc32c": crc32c_of(image),
+        "key": group[0].key,
     }
+    # The index says null for a field that the sample lacks.
+    for name in fields_of(row):
+        in_tar |= {f"{name}.offset": None, f"{name}.bytes": None}
+    for member in group:
+        in_tar[f"{member.field}.offset"] = member.offset
+        in_tar[f"{member.field}.bytes"] = member.num_bytes
+    in_tar["width"], in_tar["height"] = stored_size(image)
     for column, value in in_tar.items():
         if row.get(column) != value:
             yield f"the index says {column} {row.get(column)}, the tar says {value}; {REPAIR}"
@@ -230,8 +227,8 @@ def _row_problems(
         yield f"the index says label {label}, but its cls field is {text!r}; {REPAIR}"
     if not -1 <= label < task.num_classes:
         yield f"its label is {label}, expected one of the {task.num_classes} classes; {REPAIR}"
-    if row["source"] >= task.num_source_samples:
+    if row["serial"] >= task.num_source_samples:
         yield (
-            f"the index says source {row['source']}, but the split has {task.num_source_samples};"
+            f"the index says serial {row['serial']}, but the split has {task.num_source_samples};"
             f" {REPAIR}"
         )

@@ -1,6 +1,5 @@
 """Verifies a whole shard set: each shard, and all of them against the manifest and the folders."""
 
-import hashlib
 import multiprocessing
 import os
 import re
@@ -20,6 +19,9 @@ from pipelines.write import history, replace
 from shardset.errors import ConfigError, DamagedShard, NotFound, StorageError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
+from shardset.format.shards import SHARD_DTYPE
+from shardset.format.table import rows_of
+from shardset.format.write import digest_of_tars
 from shardset.program import count
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
@@ -164,16 +166,16 @@ def _table_problems(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
             except (DamagedShard, StorageError) as error:
                 yield problem_of(group.table, error)
                 continue
-            if hashlib.sha256(data).hexdigest() != group.table_sha256:
-                yield Problem(group.table, f"its SHA-256 differs from the manifest's; {_RESTORE}")
+            if digest_of_tars(rows_of(data, SHARD_DTYPE)) != group.tars_sha256:
+                text = f"its SHA-256 of tars differs from the manifest's; {_RESTORE}"
+                yield Problem(group.table, text)
         sizes = [shard.num_bytes for shard in split.shards]
-        indexes = [shard.index.num_bytes for shard in split.shards]
-        found = sum(sizes), max(sizes), max(indexes)
-        if found != (expected := (split.num_tar_bytes, split.max_tar_bytes, split.max_index_bytes)):
+        found = sum(sizes), max(sizes)
+        if found != (expected := (split.num_tar_bytes, split.max_tar_bytes)):
             yield Problem(
                 f"split {name}",
-                f"the bytes of its tars, of the largest tar and of the largest index are {found} in"
-                f" the table, the manifest says {expected}; {_RESTORE}",
+                f"the bytes of its tars and of the largest tar are {found} in the table, the"
+                f" manifest says {expected}; {_RESTORE}",
             )
 
 
@@ -181,7 +183,7 @@ def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
     names = set[str]()
     for split in manifest.splits if manifest.is_own else ():
         is_of_split = re.compile(
-            rf"{split}(-(v[0-9]+-)?[0-9a-f]{{8}})?/.*\.(tar|idx\.npy)"
+            rf"{split}(-(v[0-9]+-)?[0-9a-f]{{8}})?/.*\.(tar|parquet)"
         ).fullmatch
         try:
             names.update(stat.name for stat in storage.list(split) if is_of_split(stat.name))
@@ -238,8 +240,10 @@ def _repeated_keys(tasks: list[ShardTask], checked: list[ShardFindings]) -> Iter
     by_shard = np.split(suspects, np.searchsorted(suspects, first_ids[1:]))
     first: dict[str, str] = {}
     for task, first_id, ids in zip(tasks, first_ids, by_shard, strict=False):
-        keys = read_index(task.storage, task.shard)["key"][ids - first_id] if len(ids) else ids
-        for key in keys.astype(str).tolist():
+        if not len(ids):
+            continue
+        keys = read_index(task.storage, task.shard, ["key"])["key"].take(ids - first_id)
+        for key in keys.to_pylist():
             if key in first:
                 text = f"has a sample {key} as {first[key]} has; rebuild the set"
                 yield Problem(task.shard.path, text)

@@ -1,29 +1,81 @@
-"""The part of a set that an appending build needs: the labels of its classes, and its keys."""
+"""The part of a set that an appending build needs: the labels of its classes, and what it knows of
+its samples.
+
+The name of a sample in its source is its identity, whatever its split.
+"""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines.config import Known
 from pipelines.plan import paths, tables
 from pipelines.plan.files import PlanFiles, in_order
+from pipelines.plan.frames import stored_key, table_from_bytes, table_to_bytes
 from pipelines.plan.tables import UnitRow
-from pipelines.sources.base import RawSample, Rejected, joined_classes
+from pipelines.sources.base import (
+    SPOOL,
+    UNREAD,
+    Extent,
+    RawSample,
+    Rejected,
+    joined_classes,
+)
 from shardset.errors import SourceError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.labels import NO_LABEL
 from shardset.format.manifest import ClassInfo, Manifest, Shard
-from shardset.format.originals import Origin, stored_key
+from shardset.format.rows import first_images, numbers
+from shardset.order.permutation import hash_text
 from shardset.read.indexes import read_index
+from shardset.storage.base import Storage
 
 Hashes = NDArray[np.uint64]
 
+_KNOWN = pa.schema(
+    [
+        ("name", pa.uint64()),
+        ("version", pa.uint64()),
+        ("split", pa.uint16()),
+        ("key", pa.uint64()),
+        ("image", pa.uint64()),
+    ]
+)
+"""A sample of the set: hashes of its name, or of its key if it has none, and of the generation and
+size of its raw image; the number of its split; a hash of its key, and the number of its image.
+"""
+
+_UNKNOWN = 0
+"""The version of a sample of which no build has noted it."""
+
+
+class KnownSample(NamedTuple):
+    """A sample of the set: the number of its split, and whether its raw image is the same, as far
+    as generation and size tell.
+    """
+
+    split: int
+    is_same: bool
+
+
+class _Facts(NamedTuple):
+    """The columns of the known samples, by name; `keys` and `images` are sorted for themselves."""
+
+    names: Hashes
+    versions: Hashes
+    splits: NDArray[np.uint16]
+    keys: Hashes
+    images: Hashes
+
+
 _reading = threading.Lock()
-_read: dict[str, Hashes] = {}
+_read: dict[str, _Facts] = {}
 """The files that this process has read, by build: a runner may have a dozen threads."""
 
 
@@ -33,7 +85,8 @@ class Addition(msgspec.Struct, frozen=True, kw_only=True):
     `labels` has the label in the set of each class of the input, and is empty where all stay the
     same. `categories` has the ids in the set of categories that the input numbers otherwise. The
     version has `num_classes`. `num_source_samples` are the version's, by split.
-    `known` says which samples of the input to skip.
+    `known` says what to do with samples of the input whose names the set has. It takes samples of
+    sets that no build made by their keys.
     """
 
     base: str
@@ -42,6 +95,7 @@ class Addition(msgspec.Struct, frozen=True, kw_only=True):
     num_classes: int
     num_source_samples: dict[str, int]
     known: Known
+    by_name: bool
 
 
 def base_of(files: PlanFiles, addition: Addition | None) -> Manifest | None:
@@ -86,34 +140,70 @@ def relabelled(
     return msgspec.structs.replace(sample, label=label, fields=fields)
 
 
-def write_known(files: PlanFiles, base: Manifest) -> None:
-    """Writes the hashes of all keys of a version, from its indexes."""
-    output, opened = files.output, manifests.opened(files.output, base)
+def write_known(files: PlanFiles, base: Manifest, stored: Storage) -> None:
+    """Writes what is known of the samples of a version, from its indexes in `stored`."""
+    opened = manifests.opened(stored, base)
+    tasks = [
+        (number, shard)
+        for number, split in enumerate(opened.splits.values())
+        for shard in split.shards
+    ]
+    found = in_order(stored, tasks, lambda task: _known_of(stored, *task))
+    [batch] = pa.concat_tables(found).sort_by("name").combine_chunks().to_batches()
+    files.write(paths.KNOWN, table_to_bytes(batch))
 
-    def hashes(shard: Shard) -> Hashes:
-        return tables.hash_keys(read_index(output, shard)["key"].astype(str).tolist())
 
-    found = np.concatenate([*in_order(output, opened.shards, hashes)])
-    files.write(paths.KNOWN_KEYS, np.unique(found).tobytes())
+def _known_of(storage: Storage, split: int, shard: Shard) -> pa.Table:
+    """What is known of the samples of a shard."""
+    index = read_index(storage, shard)
+    columns = (index[name].to_pylist() for name in ("key", "name", "generation", "object_bytes"))
+    keys, names, generations, sizes = columns
+    versions = [
+        _UNKNOWN if size is None else _version(generation or "", size)
+        for generation, size in zip(generations, sizes, strict=True)
+    ]
+    images = image_number(numbers(index, "image_crc32c"), first_images(index)[1])
+    hashes = tables.hash_keys([name or key for name, key in zip(names, keys, strict=True)])
+    splits = np.full(len(index), split, np.uint16)
+    return pa.table([hashes, versions, splits, tables.hash_keys(keys), images], _KNOWN)
+
+
+def image_number(crc32c: Any, num_bytes: Any) -> Any:
+    """A number that images of the same bytes share, from their CRC32C and size; of arrays too."""
+    return (np.uint64(crc32c) << np.uint64(32)) | np.uint64(num_bytes)
 
 
 def known(
-    files: PlanFiles, addition: Addition, samples: Sequence[RawSample | Rejected | UnitRow]
-) -> NDArray[np.bool_]:
-    """Whether the set has the key of each sample, or the short one made of it in any split."""
-    keys = [
-        "" if isinstance(one, Rejected) else stored_key(Origin(split, one.name, one.key, ""), 0, 0)
-        for one in samples
-        for split in addition.num_source_samples
-    ]
-    taken = _taken(files, keys).reshape(len(samples), len(addition.num_source_samples))
-    return np.asarray(taken.any(axis=1))
+    files: PlanFiles, addition: Addition, samples: Sequence[RawSample | Rejected]
+) -> Iterator[KnownSample | None]:
+    """What the set has under the name of each sample; None for a new one."""
+    facts = _known(files)
+    names = tables.hash_keys(
+        [one.name if addition.by_name or isinstance(one, Rejected) else one.key for one in samples]
+    )
+    for row, sample in zip(_find(facts.names, names), samples, strict=True):
+        if row < 0 or isinstance(sample, Rejected):
+            yield None
+        else:
+            is_same = facts.versions[row] in (_UNKNOWN, _version_of(sample))
+            yield KnownSample(facts.splits.item(row), is_same)
 
 
 def renamed(files: PlanFiles, addition: Addition, rows: Sequence[UnitRow]) -> list[UnitRow]:
     """The rows of a unit; one whose key the set has gets a new one, as a duplicate key does."""
-    is_known = zip(rows, known(files, addition, rows), strict=True)
-    return [_renamed(row, addition.base) if taken else row for row, taken in is_known]
+    is_taken = zip(rows, _taken(files, [stored_key(row, 0, 0) for row in rows]), strict=True)
+    return [_renamed(row, addition.base) if taken else row for row, taken in is_taken]
+
+
+def count_known_images(files: PlanFiles, rows: Iterable[UnitRow]) -> int:
+    """How many rows have an image that the set has, as far as the build has read it."""
+    images = (row.content.raw_image for row in rows)
+    numbers = [
+        image_number(one.crc32c, one.num_bytes)
+        for one in images
+        if isinstance(one, Extent) and one.crc32c != UNREAD
+    ]
+    return int((_find(_known(files).images, np.array(numbers, np.uint64)) >= 0).sum())
 
 
 def refuse_known_key(files: PlanFiles, row: UnitRow, key: str) -> None:
@@ -133,15 +223,35 @@ def are_numbers(classes: Sequence[ClassInfo]) -> bool:
 
 
 def _renamed(row: UnitRow, base: str) -> UnitRow:
-    key = naming.short_key(f"{base}/{row.split}/{row.name}\0{row.key}")
-    return msgspec.structs.replace(row, key=key)
+    return msgspec.structs.replace(row, key=naming.short_key(f"{base}/{row.name}\0{row.key}"))
+
+
+def _version_of(sample: RawSample) -> int:
+    image = sample.fields.get(sample.image, b"")
+    if isinstance(image, bytes):
+        return _version("", len(image))
+    return _version("" if image.object == SPOOL else image.generation, image.num_bytes)
+
+
+def _version(generation: str, num_bytes: int) -> int:
+    return hash_text(f"{generation}/{num_bytes}", key=0)
+
+
+def _known(files: PlanFiles) -> _Facts:
+    with _reading:
+        if files.build not in _read:
+            table = table_from_bytes(files.read(paths.KNOWN), _KNOWN)
+            names, versions, splits, keys, images = (column.to_numpy() for column in table.columns)
+            _read[files.build] = _Facts(names, versions, splits, np.sort(keys), np.unique(images))
+    return _read[files.build]
 
 
 def _taken(files: PlanFiles, keys: Sequence[str]) -> NDArray[np.bool_]:
     """Whether the set has each of these keys."""
-    with _reading:
-        if files.build not in _read:
-            _read[files.build] = np.frombuffer(files.read(paths.KNOWN_KEYS), np.uint64)
-    known, hashes = _read[files.build], tables.hash_keys(keys)
-    places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
-    return np.equal(known[places], hashes)
+    return _find(_known(files).keys, tables.hash_keys(keys)) >= 0
+
+
+def _find(numbers: Hashes, wanted: Hashes) -> NDArray[np.int64]:
+    """The places of some numbers among sorted ones; -1 for those that are not there."""
+    places = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
+    return np.where(numbers[places] == wanted, places, -1)

@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 from pipelines.plan import layout, paths, tables
 from pipelines.plan.duplicate_keys import duplicate_numbers
 from pipelines.plan.files import ByteRange, PlanFiles, read_slices, write_slices
+from pipelines.plan.frames import REFERENCE
 from pipelines.plan.layout import Placements, SplitPlan
 from pipelines.plan.records import PlanFile
 from pipelines.plan.summaries import UnitOffsets
 from shardset.format import naming
-from shardset.format.originals import REFERENCE
 
 Group = tuple[str, int]
 """A split and the number of a group of its shards."""

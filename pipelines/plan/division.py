@@ -39,8 +39,7 @@ def divide(files: PlanFiles, holdout: Holdout, num_units: int) -> None:
             msgspec.structs.replace(row, split=holdout.splits[split])
             for row, split in zip(tables.rows_of(table), splits[start:stop], strict=True)
         ]
-        num_known = {split: count.num_known for split, count in summary.splits.items()}
-        write_unit(files, unit, rows, tables.rejected_of(table), num_known)
+        write_unit(files, unit, rows, tables.rejected_of(table), summary.known)
 
 
 def splits_of(

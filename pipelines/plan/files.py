@@ -20,10 +20,10 @@ from typing import TypeVar
 import msgspec
 
 from pipelines.plan import paths
+from pipelines.plan.frames import Framed, frame, open_frame
 from shardset.checksum import extend_crc32c
 from shardset.errors import ConfigError, ManifestError, NotFound, PreconditionFailed, SourceError
 from shardset.format import naming
-from shardset.format.originals import Framed, frame, open_frame
 from shardset.prepared import JSON_ERRORS, prepared
 from shardset.read.threads import results_in_order
 from shardset.storage.base import ABSENT, ObjectWriter, Storage, stat_or_none

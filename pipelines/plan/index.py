@@ -1,12 +1,10 @@
 """Indexes a unit: finds its samples, examines them, and records the extents of their bytes."""
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress
 from typing import TypeVar
 
 import msgspec
@@ -18,10 +16,10 @@ from pipelines.images.check import MARK_SEPARATOR, examine
 from pipelines.images.encode import resized_mask
 from pipelines.images.options import ImageOptions, Verify, resized, stored_field
 from pipelines.plan import paths, tables
-from pipelines.plan.append import Addition, known, relabelled, renamed
+from pipelines.plan.append import Addition, count_known_images, known, relabelled, renamed
 from pipelines.plan.files import PlanFiles, decode_record
 from pipelines.plan.range_reads import SPOOLED, fetch
-from pipelines.plan.summaries import UnitSummary, summarize
+from pipelines.plan.summaries import KnownCount, UnitSummary, summarize
 from pipelines.plan.survey import UnitRef, read_unit
 from pipelines.plan.tables import Content, QuarantineEntry, UnitRow
 from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected, Source
@@ -103,10 +101,11 @@ def index_unit(
     if content := files.find(summary_path):
         return decode_record(files.output, summary_path, content, UnitSummary)
     read = partial(_read_samples, files, source, config, unit, addition, num_classes)
-    rows, rejected, num_known = read_twice(read)
+    rows, rejected, skipped = read_twice(read)
     if addition:
         rows = renamed(files, addition, rows)
-    return write_unit(files, unit.number, rows, rejected, num_known)
+        skipped.num_images = count_known_images(files, rows)
+    return write_unit(files, unit.number, rows, rejected, skipped)
 
 
 def write_unit(
@@ -114,11 +113,11 @@ def write_unit(
     unit: int,
     rows: Sequence[UnitRow],
     rejected: Sequence[QuarantineEntry],
-    num_known: Mapping[str, int],
+    skipped: KnownCount,
 ) -> UnitSummary:
     """Writes the table of a unit, then its summary, which says that both are there."""
     files.write(paths.unit_path(unit), tables.unit_to_bytes(tables.unit_table(rows, rejected)))
-    summary = summarize(unit, rows, rejected, num_known)
+    summary = summarize(unit, rows, rejected, skipped)
     files.write(paths.summary_path(unit), msgspec.json.encode(summary))
     return summary
 
@@ -139,13 +138,13 @@ def _read_samples(
     ref: UnitRef,
     addition: Addition | None,
     num_classes: int,
-) -> tuple[list[UnitRow], list[QuarantineEntry], Counter[str]]:
-    """A row or a quarantine entry for each sample of a unit, examined; and by split the number of
-    those that are skipped, unread, because the set has their name.
+) -> tuple[list[UnitRow], list[QuarantineEntry], KnownCount]:
+    """A row or a quarantine entry for each sample of a unit, examined; and the number of those that
+    are skipped, unread, because the set has their names.
     """
     rows: list[UnitRow] = []
     rejected: list[QuarantineEntry] = []
-    num_known, replaced = Counter[str](), set[str]()
+    skipped, replaced = KnownCount(), set[str]()
     labels = addition.labels if addition else ()
     with ExitStack() as stack:
         spool = UnitSpool(files, paths.spool_path(ref.number), stack)
@@ -158,16 +157,30 @@ def _read_samples(
         )
         for batch in spool.batches(samples):
             replaced.update(one.replaces for one in batch if isinstance(one, Rejected))
-            if addition and addition.known == "name":
-                is_new = ~known(files, addition, batch)
-                num_known.update(sample.split for sample in compress(batch, ~is_new))
-                batch = [*compress(batch, is_new)]
+            if addition and addition.known == "skip":
+                batch = _new_of(files, addition, batch, skipped)
             for row in examiner.rows(batch):
                 if isinstance(row, UnitRow):
                     rows.append(row)
                 else:
                     rejected.append(row)
-    return [row for row in rows if row.name not in replaced], rejected, num_known
+    return [row for row in rows if row.name not in replaced], rejected, skipped
+
+
+def _new_of(
+    files: PlanFiles,
+    addition: Addition,
+    batch: Sequence[RawSample | Rejected],
+    skipped: KnownCount,
+) -> list[RawSample | Rejected]:
+    """The samples that the set does not have; the others are counted."""
+    splits, new = [*addition.num_source_samples], []
+    for sample, found in zip(batch, known(files, addition, batch), strict=True):
+        if found is None:
+            new.append(sample)
+        else:
+            skipped.skip(sample.name, splits[found.split], is_same=found.is_same)
+    return new
 
 
 @dataclass(frozen=True, slots=True)

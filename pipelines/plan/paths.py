@@ -18,8 +18,11 @@ It is removed last, after the files that it lists.
 """
 BASE = f"{PLAN_FOLDER}base.json"
 """The manifest of the version that a build appends to."""
-KNOWN_KEYS = f"{PLAN_FOLDER}known_keys.bin"
-"""Sorted numbers of 64 bits: hashes of the keys of that version."""
+KNOWN = f"{PLAN_FOLDER}known.arrow"
+"""What a build that appends has to know of the samples of that version."""
+
+GROUPS = f"{PLAN_FOLDER}groups/"
+"""How to write the shards of each build again."""
 
 UNITS = f"{PLAN_FOLDER}units/"
 RECORDS = f"{PLAN_FOLDER}done/"
@@ -27,8 +30,9 @@ SLICES = f"{PLAN_FOLDER}slices/"
 """Data between the steps of a run; removed at its end."""
 
 _FILE = re.compile(
-    r"plan/((build|plan|replaced|base)\.json|survey\.jsonl|known_keys\.bin|"
-    r"(units|summaries|slices|dropped|spool|shards|done)/[A-Za-z0-9_-]+\.(arrow|json|jsonl|bin))",
+    r"plan/((build|plan|replaced|base)\.json|survey\.jsonl|known\.arrow|"
+    r"(units|summaries|slices|dropped|spool|shards|done|groups)/"
+    r"[A-Za-z0-9_-]+\.(arrow|json|jsonl|bin))",
     re.ASCII,
 )
 
@@ -63,6 +67,11 @@ def spool_path(unit: int) -> str:
     archive.
     """
     return f"{PLAN_FOLDER}spool/{unit:07d}.bin"
+
+
+def group_path(build: str) -> str:
+    """How to write the shards of the build with that digest again."""
+    return f"{GROUPS}{build}.json"
 
 
 def record_path(split: str, number: int) -> str:

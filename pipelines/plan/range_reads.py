@@ -110,8 +110,8 @@ def _locate(extent: Extent, source: Storage, output: Storage) -> _Located:
     if extent.object.startswith(SPOOLED):
         return _Located(output, extent.object.removeprefix(SPOOLED), None)
     if is_absolute(extent.object):
-        return _Located(*open_file(extent.object), extent.generation)
-    return _Located(source, extent.object, extent.generation)
+        return _Located(*open_file(extent.object), extent.generation or None)
+    return _Located(source, extent.object, extent.generation or None)
 
 
 def _read_group(group: Sequence[Extent], source: Storage, output: Storage) -> list[bytes]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from pipelines.images.options import ImageOptions
 from pipelines.plan.append import Addition
 from pipelines.plan.layout import SplitPlan, units_per_batch
 from shardset.format.manifest import ClassInfo
@@ -33,7 +34,7 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
     ones, whether or not a byte depends on them. A build that replaces others becomes `ready` once
     their files are removed; `before` holds their suffixes, and later only its own if they had that
     too. `claim` is the launcher that prepared the output: of several with one command, one does.
-    `looked_for` is the survey's.
+    `looked_for` is the survey's. It has `failed` if that was before its first shard.
     """
 
     tool: str
@@ -46,6 +47,7 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     looked_for: str = ""
     ready: bool = True
+    failed: bool = False
     before: list[str] = []
     appends: Addition | None = None
     claim: str = ""
@@ -54,7 +56,7 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
     def digest(self) -> str:
         """The identity of the build at its output: 16 hexadecimal digits."""
         identity = msgspec.structs.replace(
-            self, notes=[], looked_for="", ready=True, before=[], claim=""
+            self, notes=[], looked_for="", ready=True, failed=False, before=[], claim=""
         )
         return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]
 
@@ -113,6 +115,19 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
         """The units of one batch."""
         size = self.units_per_batch
         return range(batch * size, min(self.num_units, (batch + 1) * size))
+
+
+@prepared
+class GroupFile(msgspec.Struct, frozen=True, kw_only=True):
+    """`plan/groups/...`: how to write the shards of a build again by their references.
+
+    `input` is the folder of the raw objects. `build` has no classes, `fields` those of each split.
+    """
+
+    input: str
+    image: ImageOptions
+    build: BuildFile
+    fields: dict[str, list[str]]
 
 
 @prepared

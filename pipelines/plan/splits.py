@@ -17,7 +17,7 @@ from pipelines.plan.division import divide
 from pipelines.plan.files import PlanFiles, encode_record
 from pipelines.plan.layout import SplitPlan
 from pipelines.plan.records import BuildFile, PlanFile
-from pipelines.plan.summaries import UnitSummary, read_summaries
+from pipelines.plan.summaries import MAX_REASONS, KnownCount, UnitSummary, read_summaries
 from pipelines.sources.base import class_infos
 from pipelines.sources.tar_fields import checked_fields
 from shardset.errors import ConfigError, SourceError
@@ -28,6 +28,7 @@ from shardset.order.permutation import ORDER_VERSION
 from shardset.program import count, some_of
 from shardset.settings import value_text
 from shardset.storage.checked import read_same_twice
+from shardset.storage.open import open_storage
 
 _NOTES = {
     TRANSPARENT: (
@@ -53,7 +54,7 @@ _NOTES = {
 }
 """The words of the summary for images with a mark that isn't a fix."""
 
-_STORE_KNOWN = "--skip-known none stores them again"
+_STORE_KNOWN = "--known store stores them again"
 
 
 def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFile:
@@ -66,11 +67,9 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
         divide(files, Holdout(config.holdout, config.seed), build.num_units)
     total = summaries.merge(read_summaries(files, build.num_units))
     summaries.refuse_too_many_bad(total, config.max_bad_fraction)
-    if total.num_known and not any(count.num_samples for count in total.splits.values()):
-        raise SourceError(
-            f"{config.input}: nothing to append: the set has all of it"
-            f" ({count(total.num_known, 'sample')}); {_STORE_KNOWN}"
-        )
+    if total.known.total and not any(count.num_samples for count in total.splits.values()):
+        found = "; ".join(_notes_on_known(total.known))
+        raise SourceError(f"{config.input}: nothing to append: the set has all of it; {found}")
     splits = _plan_splits(config, total)
     totals = Counter[int]()
     for split in total.splits.values():
@@ -89,7 +88,7 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
             " mend them, or move the folder out of the input"
         )
     with files.writer(naming.quarantine_path(build.suffix)) as out:
-        for line in _quarantine_lines(files, build):
+        for line in _quarantine_lines(files, config, build):
             out.write(line)
     plan = PlanFile(
         digest="",
@@ -156,11 +155,13 @@ def _refuse_unknown_shards(
             raise ConfigError(f"--only-shards {name}:{number}: no such shard, only {there}")
 
 
-def _quarantine_lines(files: PlanFiles, build: BuildFile) -> Iterator[bytes]:
-    """The list of the set to which the build appends, then the rejected samples of all units."""
-    base = base_of(files, build.appends)
-    if base and base.quarantine.count:
-        name, output = base.quarantine.path, files.output
+def _quarantine_lines(files: PlanFiles, config: BuildConfig, build: BuildFile) -> Iterator[bytes]:
+    """The list of the set to which the build appends, but in a dry run; then the rejected samples
+    of all units.
+    """
+    base, output = base_of(files, build.appends), files.output
+    if base and base.quarantine.count and output.url == open_storage(config.output).url:
+        name = base.quarantine.path
         yield read_same_twice(lambda: output.read(name), f"{output.url}/{name}")
     for summary in read_summaries(files, build.num_units):
         if any(count.num_rejected for count in summary.splits.values()):
@@ -188,6 +189,22 @@ def _notes(total: UnitSummary, config: BuildConfig, classes: Sequence[ClassInfo]
     for mark, note in _NOTES.items():
         if number := total.fixes.get(mark, 0):
             yield note.format(count(number, "image"), "is" if number == 1 else "are")
-    if total.num_known:
-        skipped = count(total.num_known, "sample")
-        yield f"{skipped} skipped, because the set has their {config.append}; {_STORE_KNOWN}"
+    yield from _notes_on_known(total.known)
+
+
+def _notes_on_known(known: KnownCount) -> Iterator[str]:
+    """A sentence each on the samples that the set has, on those that have changed since, and on
+    images that it has under other names.
+    """
+    if known.total:
+        splits = ", ".join(f"{number:,} in {split}" for split, number in known.splits.items())
+        skipped = count(known.total, "sample")
+        yield f"{skipped} skipped, because the set has their names ({splits}); {_STORE_KNOWN}"
+    if known.num_changed:
+        yield (
+            f"{count(known.num_changed, 'sample')} of these had another size or generation when it"
+            f" was stored ({some_of(known.changed, MAX_REASONS)}); the set keeps the old ones"
+        )
+    if known.num_images:
+        images = count(known.num_images, "new image")
+        yield f"{images} of the same bytes as others of the set, under other names"

@@ -36,24 +36,52 @@ class SplitCount:
 
     `strata` maps a label (-1: none) to its number of samples.
 
-    `num_known` further samples were skipped, because the set to which they would be appended has
-    them. Of those that were rejected, `num_hidden` are hidden members of tars.
+    Of those that were rejected, `num_hidden` are hidden members of tars.
     """
 
     num_samples: int = 0
     num_rejected: int = 0
-    num_known: int = 0
     num_hidden: int = 0
     num_bytes: int = 0
     strata: dict[int, int] = field(default_factory=dict)
 
     def add(self, other: "SplitCount") -> None:
         """Adds the counts of another unit."""
-        for name in ("num_samples", "num_rejected", "num_known", "num_hidden", "num_bytes"):
+        for name in ("num_samples", "num_rejected", "num_hidden", "num_bytes"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         before = self.strata.get
         for label, number in other.strata.items():  # more than twice as fast as Counter.update
             self.strata[label] = before(label, 0) + number
+
+
+@dataclass(slots=True, kw_only=True)
+class KnownCount:
+    """The samples of the input that the set of an append has under their names, by its splits.
+
+    `num_changed` have other bytes since, such as those of the names `changed`. `num_images` are new
+    samples whose images the set has under other names.
+    """
+
+    splits: dict[str, int] = field(default_factory=dict)
+    num_changed: int = 0
+    changed: list[str] = field(default_factory=list)
+    num_images: int = 0
+
+    @property
+    def total(self) -> int:
+        """The samples that were skipped."""
+        return sum(self.splits.values())
+
+    def skip(self, name: str, split: str, *, is_same: bool) -> None:
+        """Counts a sample."""
+        self.add(KnownCount(splits={split: 1}, num_changed=not is_same, changed=[name][is_same:]))
+
+    def add(self, other: "KnownCount") -> None:
+        """Adds the counts of another unit."""
+        self.splits = dict(Counter(self.splits) + Counter(other.splits))
+        self.num_changed += other.num_changed
+        self.changed = [*self.changed, *other.changed][:MAX_REASONS]
+        self.num_images += other.num_images
 
 
 @prepared
@@ -70,25 +98,21 @@ class UnitSummary:
     fields: Mapping[str, Mapping[str, int]]
     fixes: Mapping[str, int]
     reasons: Sequence[str]
+    known: KnownCount
     digest: str
-
-    @property
-    def num_known(self) -> int:
-        """The skipped samples of all splits."""
-        return sum(count.num_known for count in self.splits.values())
 
 
 def summarize(
     unit: int,
     rows: Sequence[UnitRow],
     rejected: Sequence[QuarantineEntry],
-    num_known: Mapping[str, int] = {},
+    known: KnownCount,
 ) -> UnitSummary:
-    """The summary of a unit; `num_known` are the skipped samples by split."""
+    """The summary of a unit."""
     num_rejected = Counter(entry.split for entry in rejected)
     num_hidden = Counter(entry.split for entry in rejected if entry.reason == HIDDEN)
     by_split: dict[str, list[UnitRow]] = {
-        split: [] for split in sorted({row.split for row in rows} | {*num_rejected, *num_known})
+        split: [] for split in sorted({row.split for row in rows} | {*num_rejected})
     }
     for row in rows:
         by_split[row.split].append(row)
@@ -98,7 +122,6 @@ def summarize(
             split: SplitCount(
                 num_samples=len(some),
                 num_rejected=num_rejected[split],
-                num_known=num_known.get(split, 0),
                 num_hidden=num_hidden[split],
                 num_bytes=sum(row.content.num_bytes for row in some),
                 strata=dict(sorted(Counter(row.label for row in some).items())),
@@ -111,6 +134,7 @@ def summarize(
         },
         fixes=dict(sorted(Counter(mark for row in rows for mark in marks_of(row.fix)).items())),
         reasons=_examples(f"{entry.name}: {entry.reason}" for entry in rejected),
+        known=known,
         digest=tables.digest_of(rows),
     )
 
@@ -148,6 +172,7 @@ def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
     fields: dict[str, Counter[str]] = {}
     fixes: Counter[str] = Counter()
     reasons: list[str] = []
+    known = KnownCount()
     num_units, digest = 0, hashlib.sha256(b"[")
     for summary in summaries:
         for name, count in summary.splits.items():
@@ -156,6 +181,7 @@ def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
             fields.setdefault(name, Counter()).update(counts)
         fixes.update(summary.fixes)
         reasons = _examples([*reasons, *summary.reasons])
+        known.add(summary.known)
         digest.update((", " if num_units else "").encode() + json.dumps(summary.digest).encode())
         num_units += 1
     digest.update(b"]")
@@ -165,6 +191,7 @@ def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
         fields=fields,
         fixes=dict(sorted(fixes.items())),
         reasons=reasons,
+        known=known,
         digest=digest.hexdigest(),
     )
 
@@ -177,7 +204,7 @@ def refuse_too_many_bad(total: UnitSummary, max_bad_fraction: float) -> None:
     """
     for split, count in sorted(total.splits.items()):
         num_bad = count.num_rejected - (count.num_hidden if count.num_samples else 0)
-        num_raw = num_bad + count.num_samples + count.num_known
+        num_raw = num_bad + count.num_samples + total.known.splits.get(split, 0)
         allowed, limit = 0.0, "none"
         if max_bad_fraction:
             allowed = max(max_bad_fraction * num_raw, min(ALLOWED_BAD, num_raw / 2))

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from pipelines.plan import paths
 from pipelines.plan.files import START_OVER, PlanFiles, in_order
+from pipelines.plan.frames import REFERENCE, Original, table_from_bytes, table_to_bytes
 from pipelines.sources.base import Extent
 from shardset.errors import ConfigError, NotFound
-from shardset.format.originals import REFERENCE, Origin, table_from_bytes, table_to_bytes
+from shardset.format.images import is_image_field
 from shardset.order.permutation import hash_text
 from shardset.prepared import prepared
 
@@ -77,6 +78,12 @@ class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
     fields: list[tuple[str, Extent | bytes]]
 
     @property
+    def raw_image(self) -> Extent | bytes:
+        """The content of the first image before it is encoded; b"" if there is none."""
+        images = (content for field, content in self.fields if is_image_field(field))
+        return next(images, b"")
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all fields."""
         return sum(
@@ -85,7 +92,7 @@ class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
         )
 
 
-class UnitRow(Origin, frozen=True, array_like=True, gc=False):
+class UnitRow(Original, frozen=True, array_like=True, gc=False):
     """One raw sample of a unit's table.
 
     `draw` is the hash of its key that decides on a holdout, `image` a number that equal images

@@ -13,8 +13,8 @@ from pipelines.report.alike import equal_images
 from shardset.checksum import crc32c_of
 from shardset.errors import REPAIR, DamagedShard, StorageError, UndecodableImage
 from shardset.format import manifest as manifests
-from shardset.format.index import first_images
 from shardset.format.manifest import LoadedSet, Shard
+from shardset.format.rows import first_images, keys_of, numbers, ranges_of
 from shardset.order.permutation import derive_key, hash64
 from shardset.program import count
 from shardset.read.indexes import read_index
@@ -135,15 +135,16 @@ def _rows_of(
     rows, is_taken = np.zeros(len(index), _ROW), part.selection.has(ids)
     rows["split"], rows["position"] = number, np.arange(len(index))
     for name in ("label", "copy", "image_crc32c"):
-        rows[name] = index[name]
+        rows[name] = numbers(index, name)
     rows["random"] = hash64(derive_key(0, "report"), rows["split"], ids)
     rows["image_start"], rows["image_bytes"] = first_images(index)
-    if loaded.manifest.labels_by_category and ".json" in (index.dtype.names or ()):
-        is_after = index[".json"]["offset"] > rows["image_start"]
-        rows["json"][is_after] = index[".json"][is_after]
+    if loaded.manifest.labels_by_category:
+        starts, sizes = ranges_of(index, "json")
+        is_after = starts > rows["image_start"]
+        rows["json"]["offset"], rows["json"]["num_bytes"] = starts * is_after, sizes * is_after
     rows = rows[is_taken]
     rows["label"] = part.labels_of(ids[is_taken], rows["label"])
-    return shard, index["key"].copy(), rows
+    return shard, keys_of(index), rows
 
 
 def ranks(values: np.ndarray) -> np.ndarray:

@@ -1,3 +1,3 @@
-"""Changes of finished sets: catalogues, views, columns, versions; and sets of tars that others
-made.
+"""Changes of finished sets: tables of samples, views, columns, versions; and sets of tars that
+others made.
 """

@@ -66,7 +66,7 @@ def index(storage: Storage, task: Task) -> TarRecord:
         )
     return TarRecord(
         written=write_index(task.path, builder, rows, storage.writer),
-        labels=Counter(rows["label"].tolist()),
+        labels=Counter(rows["label"].to_pylist()),
         fields=fields,
         rejected=[
             QuarantineEntry(

@@ -60,10 +60,10 @@ def write(config: ColumnConfig, task: Task) -> TarRecord:
             " again"
         )
     shard, field = splits[task.split].shards[task.source], f"{config.name}.{values.extension}"
-    keys = read_index(parent.storage, shard)["key"].astype(str).tolist()
+    keys = read_index(parent.storage, shard, ["key"])["key"].to_pylist()
     found = values.of(keys, shard.first_id)
     samples = (
-        StoredSample(key=key, fields=[(field, _content(value))], label=-1, source=position)
+        StoredSample(key=key, fields=[(field, _content(value))], label=-1, serial=position)
         for position, (key, value) in enumerate(zip(keys, found, strict=True))
     )
     written, _ = write_shard(shard.path, samples, [field], output.writer)

@@ -5,10 +5,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import compress, groupby
+from itertools import groupby
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 from pipelines.export.stale import CARD
 from pipelines.plan import files as plan_files
@@ -19,10 +20,18 @@ from pipelines.write import history, replace
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.format.index import content_bytes, first_images, index_fields
 from shardset.format.manifest import Manifest, Quarantine, Shard, Split
+from shardset.format.rows import (
+    content_bytes,
+    fields_of,
+    first_images,
+    keys_of,
+    numbers,
+    origins_of,
+    ranges_of,
+)
 from shardset.format.shards import Group, StoredShards
-from shardset.format.tar import StoredSample, members, sample_members
+from shardset.format.tar import StoredSample
 from shardset.format.write import class_counts, write_shard, write_table
 from shardset.program import count
 from shardset.read.indexes import read_index
@@ -39,7 +48,7 @@ NOT_REACHED = (
 )
 
 
-Dropped = Mapping[int, np.ndarray]
+Dropped = Mapping[int, pa.Table]
 """The index rows of the samples to drop, by number of their shard in its split."""
 
 
@@ -66,7 +75,7 @@ def compact(
     wanted = np.array(sorted({key.encode() for key in keys}))
     dropped = {name: _find(storage, split, wanted) for name, split in newest.splits.items()}
     rows = [one for of_split in dropped.values() for one in of_split.values()]
-    held = {key.partition(b"@")[0].decode() for one in rows for key in one["key"].tolist()}
+    held = {key.partition("@")[0] for one in rows for key in one["key"].to_pylist()}
     forgotten = {*newest.forgotten, *map(manifests.hash_of_key, held)}
     unknown = [key for key in keys if manifests.hash_of_key(key) not in forgotten]
     refuse_unknown(unknown, f"any version of {storage.url}")
@@ -161,32 +170,32 @@ def lines(done: Compacted) -> list[str]:
 def _find(storage: Storage, split: Split, wanted: np.ndarray) -> Dropped:
     """The samples of these keys, and copies of them."""
 
-    def look(shard: Shard) -> np.ndarray:
+    def look(shard: Shard) -> pa.Table:
         index = read_index(storage, shard)
-        rows: np.ndarray = index[np.isin(np.char.partition(index["key"], b"@")[:, 0], wanted)]
-        return rows
+        return index.filter(np.isin(np.char.partition(keys_of(index), b"@")[:, 0], wanted))
 
     found = enumerate(plan_files.in_order(storage, split.shards, look))
     return {number: rows for number, rows in found if len(rows)}
 
 
-def _same_images(storage: Storage, newest: Manifest, dropped: Sequence[np.ndarray]) -> list[str]:
+def _same_images(storage: Storage, newest: Manifest, dropped: Sequence[pa.Table]) -> list[str]:
     """The keys of samples that stay, though their images are equal to dropped ones."""
-    images = np.concatenate([_images_of(rows) for rows in dropped])
-    keys = np.concatenate([rows["key"] for rows in dropped])
+    images = np.concatenate([*map(_images_of, dropped)])
+    keys = np.concatenate([*map(keys_of, dropped)])
 
     def same(shard: Shard) -> list[str]:
         index = read_index(storage, shard)
-        is_same = np.isin(_images_of(index), images[images > 0]) & ~np.isin(index["key"], keys)
-        return [key.decode() for key in index["key"][is_same].tolist()]
+        is_same = np.isin(_images_of(index), images[images > 0]) & ~np.isin(keys_of(index), keys)
+        names: list[str] = index["key"].filter(is_same).to_pylist()
+        return names
 
     return [key for found in plan_files.in_order(storage, newest.shards, same) for key in found]
 
 
-def _images_of(index: np.ndarray) -> np.ndarray:
+def _images_of(index: pa.Table) -> np.ndarray:
     """The CRC32C and the size of each sample's first image as one number; 0 if it has none."""
-    numbers: np.ndarray = index["image_crc32c"] * np.uint64(2**32)
-    return numbers + first_images(index)[1].astype(np.uint64)
+    found: np.ndarray = numbers(index, "image_crc32c") * np.uint64(2**32)
+    return found + first_images(index)[1].astype(np.uint64)
 
 
 def _rewritten(storage: Storage, name: str, split: Split, folder: str, dropped: Dropped) -> Split:
@@ -197,14 +206,14 @@ def _rewritten(storage: Storage, name: str, split: Split, folder: str, dropped: 
 
     def rewrite(number: int) -> Shard:
         path = naming.shard_path(folder, name, number)
-        return _rewrite(storage, shards[number], dropped[number]["key"], path)
+        return _rewrite(storage, shards[number], keys_of(dropped[number]), path)
 
     changed = [number for number in dropped if len(dropped[number]) < shards[number].num_samples]
     with ThreadPoolExecutor(_THREADS) as threads:
         new = dict(zip(changed, threads.map(rewrite, changed), strict=True))
     left = {number: shard for number, shard in enumerate(shards) if number not in dropped} | new
-    labels = np.concatenate([rows["label"] for rows in dropped.values()])
-    copies = np.concatenate([rows["copy"] for rows in dropped.values()])
+    labels = np.concatenate([numbers(rows, "label") for rows in dropped.values()])
+    copies = np.concatenate([numbers(rows, "copy") for rows in dropped.values()])
     totals = split.class_totals - class_counts(labels, len(split.class_totals))
     contents = sum(map(content_bytes, dropped.values()))
     return msgspec.structs.replace(
@@ -215,7 +224,6 @@ def _rewritten(storage: Storage, name: str, split: Split, folder: str, dropped: 
         num_content_bytes=split.num_content_bytes - contents,
         num_tar_bytes=sum(shard.num_bytes for shard in left.values()),
         max_tar_bytes=max(shard.num_bytes for shard in left.values()),
-        max_index_bytes=max(shard.index.num_bytes for shard in left.values()),
         class_totals=totals.tolist(),
         shards=StoredShards([*_groups(storage, name, split, folder, left, new.keys())]),
     )
@@ -224,27 +232,37 @@ def _rewritten(storage: Storage, name: str, split: Split, folder: str, dropped: 
 def _rewrite(storage: Storage, shard: Shard, dropped: np.ndarray, path: str) -> Shard:
     """The shard without the dropped keys, which it writes to `path`."""
     index = read_index(storage, shard)
-    kept = ~np.isin(index["key"], dropped)
+    kept = index.filter(~np.isin(keys_of(index), dropped))
     advice = "restore the shard, or build it again, before samples are dropped"
     tar = memoryview(read_object(storage, shard.path, shard.num_bytes, shard.crc32c, advice))
     create = partial(storage.writer, if_generation=ABSENT)
-    samples = compress(_samples_of(tar, index, shard.path), kept)
-    written, _ = write_shard(path, samples, index_fields(index), create)
+    written, _ = write_shard(path, _samples_of(tar, kept), fields_of(kept.column_names), create)
+    # for `repair`
     if file := plan_files.find(storage, naming.references_of(shard.path)):
         references = tables.references_from_bytes(file.content)
-        if len(references) == len(kept):
-            content = tables.references_to_bytes(tables.take(references, np.flatnonzero(kept)))
-            name = naming.references_of(path)
-            plan_files.write(storage, name, file.build, content, if_generation=ABSENT)
+        is_kept = np.isin(index["key"], kept["key"])
+        content = tables.references_to_bytes(tables.take(references, np.flatnonzero(is_kept)))
+        name = naming.references_of(path)
+        plan_files.write(storage, name, file.build, content, if_generation=ABSENT)
     return written.shard
 
 
-def _samples_of(tar: memoryview, index: np.ndarray, where: str) -> Iterator[StoredSample]:
-    numbers = index[["label", "source", "copy"]].tolist()
-    samples = sample_members(members(tar, where))
-    for (label, source, copy), found in zip(numbers, samples, strict=True):
-        fields = [(one.field, tar[one.offset : one.offset + one.num_bytes]) for one in found]
-        yield StoredSample(key=found[0].key, fields=fields, label=label, source=source, copy=copy)
+def _samples_of(tar: memoryview, index: pa.Table) -> Iterator[StoredSample]:
+    """The samples of some rows, whose fields are in the order of the tar."""
+    fields = fields_of(index.column_names)
+    starts, sizes = np.array([ranges_of(index, field) for field in fields]).transpose(1, 2, 0)
+    facts = (index[name].to_pylist() for name in ("key", "label", "serial", "copy"))
+    rows = zip(*facts, origins_of(index), starts.tolist(), sizes.tolist(), strict=True)
+    for key, label, serial, copy, origin, begins, lengths in rows:
+        stored = sorted(
+            (begin, field, length)
+            for begin, field, length in zip(begins, fields, lengths, strict=True)
+            if begin
+        )
+        contents = [(field, tar[begin : begin + length]) for begin, field, length in stored]
+        yield StoredSample(
+            key=key, fields=contents, label=label, serial=serial, copy=copy, origin=origin
+        )
 
 
 def _groups(
@@ -276,7 +294,7 @@ def _groups(
             if is_new:
                 pattern = f"{folder}/{name}-{{{first:06d}..{last:06d}}}.tar"
                 digest = hashlib.sha256(f"{digest} {folder}".encode()).hexdigest()
-            made, _ = write_table(
+            yield write_table(
                 partial(storage.writer, if_generation=ABSENT),
                 f"{folder}/shards-{num_tables:06d}.npy",
                 [left[number] for number in members],
@@ -284,6 +302,5 @@ def _groups(
                 plan_digest=digest,
                 promises=group.promises,
                 seed=group.seed,
-            )
+            )[0]
             num_tables += 1
-            yield msgspec.structs.replace(made, fields=group.fields)

@@ -112,7 +112,7 @@ def retire(
         tars = [name for name in names if name.endswith(".tar")]
         names |= replace.unfinished_files(storage) - listed  # of a set that was replaced
         names |= replace.planned(storage, listed)
-        names |= {*map(naming.catalog_of, tars), *(f"{tar}.idx" for tar in tars)}
+        names |= {f"{tar}.idx" for tar in tars}
         names |= {naming.REPORT, *map(versions.tag_path, tags)}  # the page shows pictures of them
     if side_files:
         folders = [name for name in sides if name.endswith("/")]

@@ -16,9 +16,9 @@ from pipelines.sources.webdataset import LABEL_FIELDS, TarGroupMember, grouped, 
 from shardset.checksum import extend_crc32c
 from shardset.errors import ChangedInput, SourceError
 from shardset.format.images import is_image_field
-from shardset.format.index import MAX_FIELDS
 from shardset.format.naming import DOTS, split_member
-from shardset.format.tar import TarBuilder
+from shardset.format.rows import MAX_FIELDS
+from shardset.format.tar import Size, StoredSample, TarBuilder, stored_size
 from shardset.storage.base import Stat, Storage
 
 _ODD_NAME = re.compile(r"[^ -~]|\\|^__[^/]*__(/|$)|.{1025}")
@@ -63,8 +63,9 @@ def index_tar(
     for sample in samples:
         label = sample.label if times[sample.key] == 1 else APART
         if isinstance(label, int):
-            numbers = (sample.start, sample.crc32c, sample.image_crc32c, label, len(found), 0)
-            builder.add_row(numbers, sample.key, sample.ranges)
+            stored = StoredSample(key=sample.key, fields=(), label=label, serial=len(found))
+            checks = sample.crc32c, sample.image_crc32c
+            builder.add_row(stored, *checks, sample.size, sample.ranges)
             found.append(sample.ranges)
         else:
             rejected.append((sample.first, label))
@@ -72,15 +73,15 @@ def index_tar(
 
 
 class _Sample(NamedTuple):
-    """A sample: its first member and where that starts, the checksums of all its bytes and of its
-    image, its label or why it can't be a sample, and the (start, size) of each field.
+    """A sample: its first member, the checksums of all its bytes and of its image, the size of
+    that, its label or why it can't be a sample, and the (start, size) of each field.
     """
 
     key: str
     first: str
-    start: int
     crc32c: int
     image_crc32c: int
+    size: Size
     label: int | str
     ranges: dict[str, tuple[int, int]]
 
@@ -89,10 +90,8 @@ def _read_sample(file: BinaryIO, key: str, group: Iterable[TarInfo]) -> _Sample:
     members: list[TarGroupMember] = []
     ranges: dict[str, tuple[int, int]] = {}
     crc = image_crc = 0
-    start = -1
+    size: Size = (None, None)
     for info in group:
-        if not members:
-            start = info.offset
         field, reason, content = split_member(info.name)[1].lower(), reject_reason(info), None
         if _ODD_NAME.search(info.name):
             reason = (
@@ -101,12 +100,12 @@ def _read_sample(file: BinaryIO, key: str, group: Iterable[TarInfo]) -> _Sample:
         if not reason:
             content, crc, own = _read(file, info.offset_data, info.size, crc)
             if is_image_field(field) and not any(map(is_image_field, ranges)):
-                image_crc = own
+                image_crc, size = own, stored_size(content or b"")
         ranges[field] = (info.offset_data, info.size)
         members.append(
             TarGroupMember(info.name, field, reason, content if field in LABEL_FIELDS else None)
         )
-    return _Sample(key, members[0].name, start, crc, image_crc, label_of(members), ranges)
+    return _Sample(key, members[0].name, crc, image_crc, size, label_of(members), ranges)
 
 
 def _read(file: BinaryIO, start: int, num_bytes: int, crc: int) -> tuple[bytes | None, int, int]:

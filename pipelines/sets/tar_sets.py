@@ -185,15 +185,13 @@ def publish(
 def _groups(
     tasks: Sequence[Task], records: Sequence[TarRecord]
 ) -> Iterator[tuple[str, str, list[TarRecord]]]:
-    """The tars of each split, in runs that a brace pattern names and whose indexes have the same
-    fields.
-    """
+    """The tars of each split, in runs that a brace pattern names."""
 
     def run(at: int) -> tuple[Any, ...]:
         before, after, width, number = tasks[at].name
-        return tasks[at].split, before, after, width, number - at, records[at].written.fields
+        return tasks[at].split, before, after, width, number - at
 
-    for (split, before, after, width, first, _), group in groupby(range(len(tasks)), run):
+    for (split, before, after, width, first), group in groupby(range(len(tasks)), run):
         ats = [*group]
         pattern = f"{before}{{{first + ats[0]:0{width}d}..{first + ats[-1]:0{width}d}}}{after}"
         yield split, pattern, [records[at] for at in ats]

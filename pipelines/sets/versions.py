@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from shardset.errors import ConfigError, PreconditionFailed
 from shardset.format import manifest as manifests
@@ -148,12 +147,8 @@ def _samples(loaded: LoadedSet, split: str, without: set[str]) -> dict[str, tupl
     found = {}
     for shard in _shards(loaded, split):
         if shard.sha256 not in without:
-            index = read_index(storage, shard)
-            content = np.where(
-                index["image_crc32c"], index["image_crc32c"], index["crc32c"]
-            ).tolist()
-            for key, label, crc32c in zip(
-                index["key"].tolist(), index["label"].tolist(), content, strict=True
-            ):
-                found[key.decode("ascii", "replace")] = manifest.class_name(label), crc32c
+            index = read_index(storage, shard, ["key", "label", "crc32c", "image_crc32c"])
+            for row in index.to_pylist():
+                content = row["image_crc32c"] or row["crc32c"]
+                found[row["key"]] = manifest.class_name(row["label"]), content
     return found

@@ -35,7 +35,7 @@ class Choice:
     )
     ids: str | None = setting(None, "a Parquet file with id, maybe label, weight, split", **_FILE)
     where: str | None = setting(
-        None, "rows of the catalogue that match this SQL, as `width > 200`", metavar="SQL"
+        None, "the samples whose rows match this SQL, as `width > 200`", metavar="SQL"
     )
     keys: str | None = setting(None, "the keys in a text file, one per line", **_FILE)
     drop_keys: str | None = setting(None, "all but the keys in a text file", **_FILE)
@@ -144,25 +144,25 @@ def _by_index(whole: LoadedSet, split: str, rows: ViewRows, choice: Choice) -> V
 
 
 def _ids_where(whole: LoadedSet, split: str, where: str) -> np.ndarray:
-    """The ids of the catalogue's rows for which an SQL expression holds."""
+    """The ids of the samples for whose rows an SQL expression holds."""
     with brought_by("sql"):
         import duckdb
 
-    from pipelines.sets.catalog import read_catalog  # late, with Arrow
+    from pipelines.sets.table import samples_table  # late, with Arrow
 
-    catalog = read_catalog(whole, split)
+    samples = samples_table(whole, split, with_json="json" in where.lower())
     # A filter is one expression, and without external access it reads no file.
     with duckdb.connect(
         config={"enable_external_access": "false", "lock_configuration": "true"}
     ) as database:
         try:
             found: np.ndarray = (
-                database.from_arrow(catalog).filter(where).select("id").fetchnumpy()["id"]
+                database.from_arrow(samples).filter(where).select("id").fetchnumpy()["id"]
             )
         except duckdb.Error as error:
             raise ConfigError(
                 f"--where {where}: {' '.join(str(error).split())}; columns are"
-                f" {', '.join(catalog.column_names)}"
+                f" {', '.join(dict.fromkeys((*samples.column_names, 'json')))}"
             ) from error
     return found
 

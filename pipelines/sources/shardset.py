@@ -9,11 +9,14 @@ from functools import lru_cache
 import numpy as np
 from msgspec.structs import asdict, replace
 
-from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit
-from pipelines.sources.webdataset import LOOKED_FOR, samples_of, tars_named
+from pipelines.sources.base import Extent, RawSample, Spool, Survey, Unit
+from pipelines.sources.webdataset import LOOKED_FOR, image_of, tars_named
 from shardset.errors import SourceError
 from shardset.format import manifest as manifests
+from shardset.format.images import is_image_field
 from shardset.format.manifest import LoadedSet, Manifest
+from shardset.format.rows import fields_of, numbers, ranges_of
+from shardset.read.indexes import read_index
 from shardset.storage.base import Stat, Storage
 
 
@@ -52,10 +55,12 @@ class ExistingSet:
                 {
                     "tar": asdict(tars[shard.path]),
                     "split": name,
-                    "first_id": shard.first_id,
+                    "shard": number,
                     "digest": loaded.digest,
                 }
-                for shard, num_samples in zip(split.shards, in_shards.tolist(), strict=True)
+                for number, (shard, num_samples) in enumerate(
+                    zip(split.shards, in_shards.tolist(), strict=True)
+                )
                 if num_samples
             ]
         notes = []
@@ -71,21 +76,45 @@ class ExistingSet:
             looked_for=LOOKED_FOR,
         )
 
-    def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
-        """The samples of a tar that the set or view takes, in its order."""
-        part = load_in_worker(self.url, unit["digest"]).part(unit["split"])
-        for id_, sample in enumerate(
-            samples_of(self.input, Stat(**unit["tar"]), unit["split"], spool), unit["first_id"]
-        ):
-            ids = np.array([id_])
-            if not part.selection.has(ids).item():
-                continue
-            if isinstance(sample, RawSample) and part.labels is not None:
-                label = part.labels_of(ids, np.array([sample.label])).item()
-                # the build adds it
-                fields = {name: value for name, value in sample.fields.items() if name != "cls"}
-                sample = replace(sample, label=label, fields=fields)
-            yield sample
+    def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample]:
+        """The samples of a tar that the set or view takes, in its order, by its index."""
+        loaded, split = load_in_worker(self.url, unit["digest"]), unit["split"]
+        tar, shard = Stat(**unit["tar"]), loaded.manifest.split(split).shards[unit["shard"]]
+        part, index = loaded.part(split), read_index(loaded.storage, shard)
+        ids = shard.first_id + np.arange(len(index))
+        is_taken = part.selection.has(ids)
+        index, ids = index.filter(is_taken), ids[is_taken]
+        labels = part.labels_of(ids, numbers(index, "label")).tolist()
+        ranges = {
+            field: zip(*(one.tolist() for one in ranges_of(index, field)), strict=True)
+            for field in fields_of(index.column_names)
+        }
+        facts = index["key"].to_pylist(), labels, index["image_crc32c"].to_pylist()
+        for key, label, crc32c, *found in zip(*facts, *ranges.values(), strict=True):
+            stored = sorted(
+                (offset, field, num_bytes)
+                for field, (offset, num_bytes) in zip(ranges, found, strict=True)
+                if offset
+            )
+            extents = {
+                field: Extent(tar.name, tar.generation, offset, num_bytes)
+                for offset, field, num_bytes in stored
+            }
+            if first := next(filter(is_image_field, extents), ""):
+                extents[first] = replace(extents[first], crc32c=crc32c)
+            fields: dict[str, Extent | bytes] = {**extents}
+            if "cls" in fields:
+                fields["cls"] = b"%d" % label  # a view may have another, or none
+                if label < 0:
+                    del fields["cls"]
+            yield RawSample(
+                name=f"{tar.name}/{key}",
+                key=key,
+                split=split,
+                label=label,
+                image=image_of(fields),
+                fields=fields,
+            )
 
 
 def _tars(storage: Storage, manifest: Manifest) -> dict[str, Stat]:

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from shardset.errors import SourceError
-from shardset.format.index import MAX_FIELDS
 from shardset.format.naming import DOTS
+from shardset.format.rows import MAX_FIELDS
 
 MAX_FRAMES = 32
 """So many fields that differ by a number alone may be frames of fewer samples."""

@@ -346,9 +346,14 @@ def _sample(
         key=key,
         split=split,
         label=label,
-        image=next((member.field for member in members if member.field in FIELD_OF_EXTENSION), ""),
+        image=image_of(fields),
         fields=fields,
     )
+
+
+def image_of(fields: Iterable[str]) -> str:
+    """The field of the image of a sample with these fields, "" if it has none."""
+    return next((field for field in fields if field in FIELD_OF_EXTENSION), "")
 
 
 def label_of(members: Sequence[TarGroupMember]) -> int | str:

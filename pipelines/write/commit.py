@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+import msgspec
+
 from pipelines.config import BuildConfig
 from pipelines.images.encode import libraries
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.plan.append import base_of
 from pipelines.plan.files import PlanFiles
-from pipelines.plan.records import BuildFile, PlanFile, ShardRecord
+from pipelines.plan.records import BuildFile, GroupFile, PlanFile, ShardRecord
 from pipelines.write import history, replace
 from shardset.errors import ManifestError, NotFound, PreconditionFailed
 from shardset.format import manifest as manifests
@@ -28,12 +30,13 @@ from shardset.version import __version__
 class Committer:
     """Publishes the set of a build, or the next version of the one it appends to; pickles.
 
-    `build` travels without its classes.
+    `build` travels without its classes; `input` is the folder of the raw objects.
     """
 
     files: PlanFiles
     config: BuildConfig
     build: BuildFile
+    input: str
 
     def commit(
         self, plan: PlanFile, num_finished: int, class_totals: Mapping[str, Mapping[int, int]]
@@ -92,6 +95,13 @@ class Committer:
                 notes=plan.notes,
             ),
         )
+        group = GroupFile(
+            input=self.input,
+            image=config.image,
+            build=self.build,
+            fields={name: [*split.fields] for name, split in plan.splits.items()},
+        )
+        self.files.write(paths.group_path(self.files.build), msgspec.json.encode(group))
         sealed = manifests.seal(history.appended(base, manifest) if base else manifest)
         self._publish(sealed, base)
         return sealed.digest
@@ -136,7 +146,10 @@ class Committer:
         except PreconditionFailed as error:
             if replaces:  # the step is repeated
                 raise
-            raise ManifestError(_why_not_published(output)) from error
+            try:  # it is there, with the checksums of indexes that another version of Arrow wrote
+                history.publish(output, manifest, manifest)
+            except ManifestError:
+                raise ManifestError(_why_not_published(output)) from error
         try:
             self.files.check_current()
         except ManifestError:

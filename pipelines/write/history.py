@@ -64,6 +64,8 @@ def publish(storage: Storage, base: Manifest, manifest: Manifest) -> None:
     generation = storage.stat(naming.MANIFEST).generation
     newest = manifests.read_head(storage)
     if newest.digest == manifest.digest:
+        if newest != manifest:  # of indexes that another version of Arrow wrote
+            storage.write(naming.MANIFEST, manifests.to_json(manifest), if_generation=generation)
         return
     if newest.digest != base.digest:
         raise ManifestError(f"{where}: {meanwhile}")
@@ -108,23 +110,12 @@ def appended(base: Manifest, added: Manifest) -> Manifest:
 
 def joined(splits: list[Split], num_classes: int) -> Split:
     """One split of the groups of several, in order."""
-    fields = list(dict.fromkeys(field for split in splits for field in split.fields))
-    groups = [
-        msgspec.structs.replace(
-            group, fields=[] if (own := group.fields or split.fields) == fields else own
-        )
-        for split in splits
-        for group in split.groups
-    ]
     totals = zip_longest(range(num_classes), *(split.class_totals for split in splits), fillvalue=0)
     return msgspec.structs.replace(
         splits[0],
         **{name: sum(getattr(split, name) for split in splits) for name in _SUMS},
-        **{
-            name: max(getattr(split, name) for split in splits)
-            for name in ("max_tar_bytes", "max_index_bytes")
-        },
-        fields=fields,
+        max_tar_bytes=max(split.max_tar_bytes for split in splits),
+        fields=list(dict.fromkeys(field for split in splits for field in split.fields)),
         class_totals=[sum(numbers) for _, *numbers in totals],
-        shards=StoredShards(groups),
+        shards=StoredShards([group for split in splits for group in split.groups]),
     )

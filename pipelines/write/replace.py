@@ -90,9 +90,11 @@ def unfinished_files(output: Storage) -> set[str]:
 
 
 def planned(output: Storage, listed: Iterable[str]) -> set[str]:
-    """The files of the plan, without those that name the samples of listed shards."""
+    """The files of the plan, without those by which `repair` writes listed shards again."""
     names = {stat.name for stat in output.list(naming.PLAN_FOLDER)}
-    return set(filter(paths.is_plan_file, names)).difference(map(naming.references_of, listed))
+    kept = {*map(naming.references_of, listed)} & names
+    files = set(filter(paths.is_plan_file, names)) - kept
+    return {name for name in files if not (kept and name.startswith(paths.GROUPS))}
 
 
 def refuse_input(

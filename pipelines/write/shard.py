@@ -17,14 +17,15 @@ from pipelines.plan import files as plan_files
 from pipelines.plan import paths, tables
 from pipelines.plan.append import refuse_known_key
 from pipelines.plan.files import PlanFiles
-from pipelines.plan.range_reads import fetch
+from pipelines.plan.frames import stored_key
+from pipelines.plan.range_reads import SPOOLED, fetch
 from pipelines.plan.records import BuildFile, PlanFile, ShardRecord
 from pipelines.plan.tables import UnitRow
 from pipelines.sources.base import Extent
 from shardset.errors import NotFound, PreconditionFailed, SourceError, UndecodableImage
 from shardset.format import naming
 from shardset.format.manifest import IndexFile, Shard
-from shardset.format.originals import stored_key
+from shardset.format.rows import Origin, numbers
 from shardset.format.tar import StoredSample
 from shardset.format.write import OpenWriter, write_shard
 from shardset.read.indexes import read_index
@@ -71,7 +72,8 @@ class ShardWriter:
             if old.plan_digest == plan.digest and all(
                 is_stored(output, each) for each in (shard, shard.index)
             ):
-                return FinishedShard(shard, read_index(output, shard)["label"], is_new=False)
+                labels = numbers(read_index(output, shard, ["label"]), "label")
+                return FinishedShard(shard, labels, is_new=False)
         writer = self.files.writer if file or self.build.replaces else self._create
         return self._write(plan, split, number, writer)
 
@@ -81,20 +83,27 @@ class ShardWriter:
     def _write(self, plan: PlanFile, split: str, number: int, writer: OpenWriter) -> FinishedShard:
         path = naming.shard_path(split + self.build.suffix, split, number)
         fields = plan.splits[split].fields
-        written, labels = write_shard(path, self._samples(split, number), fields, writer)
+        written, labels = write_shard(path, self.samples(split, path), fields, writer)
         record = ShardRecord(plan_digest=plan.digest, written=written)
         self.files.write(paths.record_path(split, number), msgspec.json.encode(record))
         return FinishedShard(written.shard, labels, is_new=True)
 
-    def _samples(self, split: str, number: int) -> Iterator[StoredSample]:
-        table = tables.references_from_bytes(
-            self.files.read(naming.references_path(split + self.build.suffix, number))
-        )
+    def samples(self, split: str, path: str, *, is_new: bool = True) -> Iterator[StoredSample]:
+        """The samples of the shard at a path, by its references.
+
+        Those of a new one must have keys that no sample of the set has. To repair one, only the
+        bytes of raw objects must be the same, not their generations.
+        """
+        table = tables.references_from_bytes(self.files.read(naming.references_of(path)))
         references, ahead = tee(_references(table))
         appends = self.build.appends
         first_source = appends.num_source_samples.get(split, 0) if appends else 0
         extents = (
-            [part for _, part in row.content.fields if isinstance(part, Extent)]
+            [
+                part if is_new else msgspec.structs.replace(part, generation="")
+                for _, part in row.content.fields
+                if isinstance(part, Extent)
+            ]
             for row, *_ in ahead
         )
         contents = fetch(extents, self.input, self.files.output)
@@ -102,10 +111,15 @@ class ShardWriter:
             references, contents, strict=True
         ):
             key, fields = stored_key(row, duplicate_number, copy), self._fields(row, content)
-            if appends and duplicate_number:
+            if is_new and appends and duplicate_number:
                 refuse_known_key(self.files, row, key)
             yield StoredSample(
-                key=key, fields=fields, label=row.label, source=first_source + source, copy=copy
+                key=key,
+                fields=fields,
+                label=row.label,
+                serial=first_source + source,
+                copy=copy,
+                origin=_origin(row),
             )
 
     def _fields(self, row: UnitRow, contents: list[bytes]) -> list[tuple[str, bytes]]:
@@ -126,6 +140,25 @@ class ShardWriter:
                 f" {error}; build again with --verify decode, which puts such images into"
                 " quarantine, and --overwrite"
             ) from error
+
+
+def _origin(row: UnitRow) -> Origin:
+    """Where the image of a sample comes from; its object is not named where it has the same name,
+    or where the source has unpacked it.
+    """
+    found, fix = row.content.raw_image, row.fix or None
+    if not isinstance(found, Extent):
+        return Origin(name=row.name, num_bytes=len(found), fix=fix)
+    if found.object.startswith(SPOOLED):
+        return Origin(name=row.name, num_bytes=found.num_bytes, fix=fix)
+    return Origin(
+        name=row.name,
+        object=None if found.object == row.name else found.object,
+        generation=found.generation,
+        offset=found.offset,
+        num_bytes=found.num_bytes,
+        fix=fix,
+    )
 
 
 def _references(table: pa.RecordBatch) -> Iterator[tuple[UnitRow, int, int, int]]:

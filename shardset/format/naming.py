@@ -26,7 +26,7 @@ _SKIPPED = re.compile(r"__[^/]*__/")  # webdataset takes such names for metadata
 _FIELD = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)
 _MEMBER = re.compile(rf"({_KEY.pattern})(@[1-9][0-9]*)?\.({_FIELD.pattern})", re.ASCII)
 _SPLIT = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
-_SHARD_FILE = re.compile(r"[A-Za-z0-9_-]+/[A-Za-z0-9_-]+-[0-9]{6,}\.(tar|idx\.npy)", re.ASCII)
+_SHARD_FILE = re.compile(r"[A-Za-z0-9_-]+/[A-Za-z0-9_-]+-[0-9]{6,}\.(tar|parquet)", re.ASCII)
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
@@ -110,12 +110,7 @@ def shard_path(folder: str, split: str, number: int) -> str:
 
 
 def index_path(shard: str) -> str:
-    """The index next to a shard: `train/train-000012.idx.npy`."""
-    return shard.removesuffix(".tar") + ".idx.npy"
-
-
-def catalog_of(shard: str) -> str:
-    """The catalogue next to the shard with that path: `train/train-000012.parquet`."""
+    """The index next to a shard: `train/train-000012.parquet`."""
     return shard.removesuffix(".tar") + ".parquet"
 
 

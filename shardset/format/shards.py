@@ -29,13 +29,20 @@ SHARD_DTYPE: Final = np.dtype(
         ("sha256", "V32"),
         ("index_bytes", "<u8"),
         ("index_crc32c", "<u4"),
+        ("footer_bytes", "<u4"),
+        ("footer_crc32c", "<u4"),
         table.CHECK,
     ]
 )
 """The row of a shard. Its paths follow from its number, its first id from the shards before it."""
 
+TAR_FACTS: Final = ["num_samples", "num_bytes", "crc32c", "sha256"]
+"""The columns that tell one set from another; the bytes of an index depend on the version of
+Arrow.
+"""
+
 WHOLE_ROWS: Final = 2048
-"""A table of up to so many rows, 140 KB, is read whole."""
+"""A table of up to so many rows, 150 KB, is read whole."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -61,11 +68,15 @@ class IndexFile(Record, frozen=True, kw_only=True, gc=False):
         path: Relative to the manifest.
         num_bytes: Its size.
         crc32c: Its CRC32C in base64, as Google Cloud Storage reports it.
+        footer_bytes: The size of its end, by which parts of it are read.
+        footer_crc32c: The CRC32C of that end.
     """
 
     path: str
     num_bytes: Count
     crc32c: Crc32c
+    footer_bytes: Count
+    footer_crc32c: Crc32c
 
 
 class Shard(Record, frozen=True, kw_only=True):
@@ -78,7 +89,7 @@ class Shard(Record, frozen=True, kw_only=True):
         crc32c: Its CRC32C in base64, as Google Cloud Storage reports it.
         sha256: Its SHA-256, hexadecimal.
         first_id: The id of its first sample in the split.
-        index: `path`, `num_bytes` and `crc32c` of its index.
+        index: Its index.
     """
 
     path: str
@@ -97,20 +108,18 @@ class Group(Record, frozen=True, kw_only=True):
 
     Promises: `equal` if sizes differ by one sample at most and the larger shards come first,
     `mixed` if samples were permuted over all shards by `seed`, `reproducible` if the same plan
-    makes the same bytes. `fields` are those in the indexes, in their order; none if they are those
-    of the split.
+    makes the same bytes. `tars_sha256` covers what the table says of the tars.
     """
 
     shards: Pattern
     table: str
     table_crc32c: Crc32c
-    table_sha256: Sha256
+    tars_sha256: Sha256
     num_shards: Positive
     num_samples: Positive
     seed: Count
     plan_digest: Sha256
     promises: list[Promise]
-    fields: list[str] = msgspec.field(default_factory=list)
 
     @property
     def is_equal(self) -> bool:
@@ -157,7 +166,8 @@ def shard_row(shard: Shard) -> tuple[Any, ...]:
     index, sha256 = shard.index, bytes.fromhex(shard.sha256)
     return (
         *(shard.num_samples, shard.num_bytes, _crc_number(shard.crc32c), sha256),
-        *(index.num_bytes, _crc_number(index.crc32c), 0),
+        *(index.num_bytes, _crc_number(index.crc32c)),
+        *(index.footer_bytes, _crc_number(index.footer_crc32c), 0),
     )
 
 
@@ -229,9 +239,8 @@ class StoredShards(Sequence[Shard]):
     def _shard(self, number: int) -> Shard:
         group = self._number_of_group(number)
         path = self.groups[group].path(number - self._starts.item(group))
-        num_samples, num_bytes, crc32c, sha256, index_bytes, index_crc32c, _ = self._rows[
-            number
-        ].item()
+        num_samples, num_bytes, crc32c, sha256, *index, _ = self._rows[number].item()
+        index_bytes, index_crc32c, footer_bytes, footer_crc32c = index
         return Shard(
             path=path,
             num_samples=num_samples,
@@ -243,6 +252,8 @@ class StoredShards(Sequence[Shard]):
                 path=naming.index_path(path),
                 num_bytes=index_bytes,
                 crc32c=crc32c_text(index_crc32c),
+                footer_bytes=footer_bytes,
+                footer_crc32c=crc32c_text(footer_crc32c),
             ),
         )
 

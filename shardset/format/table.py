@@ -76,6 +76,12 @@ def to_bytes(rows: Rows) -> bytes:
     return header(rows.dtype, len(rows)) + sealed(rows).tobytes()
 
 
+def rows_of(data: bytes, dtype: np.dtype[Any]) -> Rows:
+    """The rows of a complete table, whose checksum has been compared."""
+    num_rows = (len(data) - len(header(dtype, 0))) // dtype.itemsize
+    return np.frombuffer(data, dtype, num_rows, len(header(dtype, 0)))
+
+
 def runs_of_groups(groups: NDArray[np.int64], num_rows: int) -> Iterator[range]:
     """The rows of some groups of neighbours, in order: a range for each run of groups."""
     for run in np.split(groups, np.flatnonzero(np.diff(groups) > 1) + 1):

@@ -13,13 +13,17 @@ from operator import attrgetter
 from typing import Any
 
 import msgspec
-import numpy as np
+import pyarrow as pa
 
 from shardset.checksum import crc32c_text, extend_crc32c
-from shardset.errors import ConfigError, DamagedShard
+from shardset.errors import ConfigError, DamagedShard, UndecodableImage
 from shardset.format.images import is_image_field
-from shardset.format.index import index_array
+from shardset.format.images.size import size_of
 from shardset.format.naming import is_member, split_member
+from shardset.format.rows import STREAMED, UNKNOWN, Origin, schema_of
+
+Size = tuple[int | None, int | None]
+"""The width and height of an upright image; None if its header does not tell."""
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -38,15 +42,16 @@ _FIXED_SUM = sum(_BEFORE_SIZE) + sum(_BEFORE_CHECKSUM) + sum(_AFTER_CHECKSUM) + 
 class StoredSample(msgspec.Struct, frozen=True, kw_only=True):
     """One sample of a tar.
 
-    `fields` are (extension, content) in member order. `label` is -1 if there is none. `source` is
-    the serial of the raw sample in its split, `copy` is 0 or the number of this repeat of it.
+    `fields` are (extension, content) in member order. `label` is -1 if there is none. `serial` is
+    the number of the raw sample in its split, `copy` is 0 or the number of this repeat of it.
     """
 
     key: str
     fields: Sequence[tuple[str, bytes | memoryview]]
     label: int
-    source: int
+    serial: int
     copy: int = 0
+    origin: Origin = UNKNOWN
 
 
 def header(name: bytes, num_bytes: int) -> bytes:
@@ -80,10 +85,9 @@ class TarBuilder:
 
     def add(self, sample: StoredSample) -> bytes:
         """The tar bytes of one sample: for each field header, content, padding."""
-        start = self.num_bytes
         pieces: list[bytes | memoryview] = []
         ranges: dict[str, tuple[int, int]] = {}
-        crc, image_crc = 0, None
+        crc, image_crc, image = 0, None, b""
         for field, content in sample.fields:
             size, before = len(content), crc
             pieces += (
@@ -94,34 +98,54 @@ class TarBuilder:
             ranges[field] = (self.num_bytes + BLOCK, size)
             crc = extend_crc32c(crc, content)
             if image_crc is None and is_image_field(field):
-                image_crc = extend_crc32c(0, content) if before else crc
+                image_crc, image = extend_crc32c(0, content) if before else crc, bytes(content)
             self.num_bytes += BLOCK + size + -size % BLOCK
-        numbers = start, crc, image_crc or 0, sample.label, sample.source, sample.copy
-        self.add_row(numbers, sample.key, ranges)
+        self.add_row(sample, crc, image_crc or 0, stored_size(image), ranges)
         return self.count(b"".join(pieces))
 
     def add_row(
-        self, numbers: tuple[int, ...], key: str, ranges: dict[str, tuple[int, int]]
+        self,
+        sample: StoredSample,
+        crc32c: int,
+        image_crc32c: int,
+        size: Size,
+        ranges: dict[str, tuple[int, int]],
     ) -> None:
-        """Adds the row of a sample: the columns before its key, its key, and (offset, size) of each
-        of its fields.
+        """Adds the row of a sample, whose contents have that CRC32C.
+
+        Its image has another one and the (width, height) `size`; `ranges` has (offset, size) of
+        each field.
         """
-        columns = dict.fromkeys(self.fields, (0, 0)) | ranges
+        columns = dict.fromkeys(self.fields, (None, None)) | ranges
         self.fields = list(columns)
         self.num_content_bytes += sum(size for _, size in ranges.values())
-        self._rows.append((*numbers, key.encode(), *columns.values()))
+        self._rows.append(
+            (
+                *(crc32c, sample.label, sample.key, image_crc32c, *size),
+                *(sample.serial, sample.copy, *sample.origin, *columns.values()),
+            )
+        )
 
     def finish(self) -> bytes:
         """The two zero blocks that end the tar."""
         self.num_bytes += len(END)
         return self.count(END)
 
-    def take_index(self) -> np.ndarray:
-        """One record per sample, of which no other copy is kept; see
-        `shardset.format.index.index_dtype`.
-        """
+    def take_index(self) -> pa.Table:
+        """A row per sample, of which no other copy is kept; see `shardset.format.rows`."""
         rows, self._rows = self._rows, []
-        return index_array(rows, self.fields)
+        num_facts, lacking = len(schema_of(())), ((None, None),) * len(self.fields)
+        facts = [[row[number] for row in rows] for number in range(num_facts)]
+        ranges = [(row[num_facts:] + lacking)[: len(self.fields)] for row in rows]
+        parts = [
+            [row[number][part] for row in ranges]
+            for number in range(len(self.fields))
+            for part in (0, 1)
+        ]
+        num_streamed = len(STREAMED)
+        schema = schema_of(self.fields)
+        columns = [*facts[:num_streamed], *parts, *facts[num_streamed:]]
+        return pa.table([*map(pa.array, columns, schema.types)], schema)
 
     @property
     def crc32c(self) -> str:
@@ -151,6 +175,14 @@ class TarMember:
     header_offset: int
     offset: int
     num_bytes: int
+
+
+def stored_size(image: bytes) -> Size:
+    """The (width, height) of an upright image; Nones if its header does not tell."""
+    try:
+        return size_of(image)
+    except UndecodableImage:  # it is stored as it is
+        return None, None
 
 
 def members(data: bytes | memoryview, where: str) -> Iterator[TarMember]:

@@ -10,13 +10,15 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from shardset.checksum import crc32c_of, crc32c_text
-from shardset.format import naming, table
+from shardset.format import naming, rows, table
 from shardset.format.manifest import Split
 from shardset.format.shards import (
     SHARD_DTYPE,
+    TAR_FACTS,
     Group,
     IndexFile,
     Promise,
@@ -55,29 +57,40 @@ def write_shard(
         for sample in samples:
             out.write(builder.add(sample))
         out.write(builder.finish())
-    rows = builder.take_index()
-    return write_index(path, builder, rows, writer), rows["label"]
+    index = builder.take_index()
+    return write_index(path, builder, index, writer), rows.numbers(index, "label")
 
 
 def write_index(
-    path: str, builder: TarBuilder, rows: NDArray[np.void], writer: OpenWriter
+    path: str, builder: TarBuilder, index: pa.Table, writer: OpenWriter
 ) -> WrittenShard:
     """Writes the index of the tar that a builder has finished, and returns what both are."""
-    index, index_path = table.to_bytes(rows), naming.index_path(path)
+    data, index_path = rows.to_bytes(index), naming.index_path(path)
+    footer = rows.footer_of(data)
     with writer(index_path) as out:
-        out.write(index)
+        out.write(data)
     shard = Shard(
         path=path,
-        num_samples=len(rows),
+        num_samples=len(index),
         num_bytes=builder.num_bytes,
         crc32c=builder.crc32c,
         sha256=builder.sha256,
         first_id=0,
         index=IndexFile(
-            path=index_path, num_bytes=len(index), crc32c=crc32c_text(crc32c_of(index))
+            path=index_path,
+            num_bytes=len(data),
+            crc32c=crc32c_text(crc32c_of(data)),
+            footer_bytes=len(footer),
+            footer_crc32c=crc32c_text(crc32c_of(footer)),
         ),
     )
     return WrittenShard(shard, builder.fields, builder.num_content_bytes)
+
+
+def digest_of_tars(listed: NDArray[np.void]) -> str:
+    """The SHA-256 of what the rows of some shards say of their tars."""
+    facts = b"".join(listed[name].tobytes() for name in TAR_FACTS)
+    return hashlib.sha256(facts).hexdigest()
 
 
 def class_counts(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
@@ -99,8 +112,8 @@ def write_table(
 
     `pattern` names the tars, `path` the table. The promise `equal` is given if the sizes keep it.
     """
-    rows = np.fromiter(map(shard_row, shards), SHARD_DTYPE)
-    data, sizes = table.to_bytes(rows), rows["num_samples"].astype(np.int64)
+    listed = np.fromiter(map(shard_row, shards), SHARD_DTYPE)
+    data, sizes = table.to_bytes(listed), listed["num_samples"].astype(np.int64)
     with writer(path) as out:
         out.write(data)
     is_equal = sizes[0] - sizes[-1] <= 1 and (np.diff(sizes) <= 0).all()
@@ -109,14 +122,14 @@ def write_table(
         shards=pattern,
         table=path,
         table_crc32c=crc32c_text(crc32c_of(data)),
-        table_sha256=hashlib.sha256(data).hexdigest(),
-        num_shards=len(rows),
+        tars_sha256=digest_of_tars(listed),
+        num_shards=len(listed),
         num_samples=int(sizes.sum()),
         seed=seed,
         plan_digest=plan_digest,
         promises=[*kept, *(one for one in promises if one != "equal")],
     )
-    return group, rows
+    return group, listed
 
 
 def write_split(
@@ -142,7 +155,7 @@ def write_split(
             content_bytes.append(written.num_content_bytes)
             yield written.shard
 
-    group, rows = write_table(
+    group, listed = write_table(
         writer,
         table_path,
         counted(),
@@ -157,9 +170,8 @@ def write_split(
         num_dropped=num_dropped,
         num_repeats=num_repeats,
         num_content_bytes=sum(content_bytes),
-        num_tar_bytes=int(rows["num_bytes"].sum()),
-        max_tar_bytes=int(rows["num_bytes"].max()),
-        max_index_bytes=int(rows["index_bytes"].max()),
+        num_tar_bytes=int(listed["num_bytes"].sum()),
+        max_tar_bytes=int(listed["num_bytes"].max()),
         fields=list(fields),
         class_totals=list(class_totals),
         shards=StoredShards([group]),

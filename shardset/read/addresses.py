@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from shardset.errors import DamagedShard
 from shardset.format.manifest import Shard, Split
+from shardset.format.rows import STREAMED, numbers, ranges_of
 
 Rows = NDArray[np.void]
 
@@ -44,18 +46,22 @@ def row_dtype(split: Split) -> np.dtype[np.void]:
     )
 
 
-def rows_of_index(records: Rows, shard: Shard, split: Split, folder: str) -> Rows:
+def columns_of(split: Split) -> list[str]:
+    """The columns of an index from which `rows_of_index` makes rows."""
+    ranges = [f"{field}.{part}" for field in split.fields for part in ("offset", "bytes")]
+    return [*STREAMED, *ranges]
+
+
+def rows_of_index(index: pa.Table, shard: Shard, split: Split, folder: str) -> Rows:
     """The rows of the index of a shard; raises DamagedShard if it points outside its shard.
 
-    `folder` is for the message. A shard from before a field came to the split lacks its column.
+    `folder` is for the message. A shard from before a field came to the split lacks its columns.
     """
     # The header of a tar member comes before its content, so no field starts at 0: that marks an
     # absent one.
-    offsets, sizes = np.zeros((2, len(records), len(split.fields)), np.int64)
+    offsets, sizes = np.zeros((2, len(index), len(split.fields)), np.int64)
     for at, name in enumerate(split.fields):
-        if f".{name}" in (records.dtype.names or ()):
-            column = records[f".{name}"]
-            offsets[:, at], sizes[:, at] = column["offset"], column["num_bytes"]
+        offsets[:, at], sizes[:, at] = ranges_of(index, name)
     starts = np.where(offsets > 0, offsets, shard.num_bytes).min(axis=1)
     stops = (offsets + sizes).max(axis=1)
     is_negative = (offsets < 0).any() or (sizes < 0).any()
@@ -65,8 +71,9 @@ def rows_of_index(records: Rows, shard: Shard, split: Split, folder: str) -> Row
             f"{folder}/{shard.index.path}: points outside shard {shard.path} of"
             f" {shard.num_bytes} bytes; rebuild it"
         )
-    rows = np.empty(len(records), row_dtype(split))
-    rows["start"], rows["crc32c"], rows["label"] = starts, records["crc32c"], records["label"]
+    rows = np.empty(len(index), row_dtype(split))
+    rows["start"] = starts
+    rows["crc32c"], rows["label"] = numbers(index, "crc32c"), numbers(index, "label")
     rows["offset"] = np.where(offsets > 0, offsets - starts[:, None], _ABSENT)
     rows["num_bytes"] = sizes
     return rows

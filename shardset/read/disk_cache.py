@@ -77,7 +77,7 @@ class BlockCache:
 
     def __init__(self, spec: DiskCache, split: Split) -> None:
         self.spec, self.split = spec, split
-        names = "\n".join(group.table_sha256 for group in split.groups)
+        names = "\n".join(group.tars_sha256 for group in split.groups)
         digest = hashlib.sha256(names.encode("ascii")).hexdigest()[:32]
         self.folder = Path(spec.folder) / digest
         largest = split.max_tar_bytes + max(split.shard_sizes)

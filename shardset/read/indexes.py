@@ -1,8 +1,8 @@
-"""The indexes of shards, verified against the manifest before anything uses them: whole, or rows of
-large ones.
+"""The indexes of shards, verified against the manifest before anything uses them: whole, or groups
+of rows of large ones.
 
-A reader that needs few rows of a large index in a bucket reads these and their neighbours, each
-compared with its own check; from a quarter of the index on, all of it.
+A reader that needs few rows of a large index in a bucket reads their groups, each column compared
+with its CRC32C in the footer; from a quarter of the index on, all of it.
 """
 
 import threading
@@ -14,13 +14,13 @@ from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from shardset.checksum import crc32c_of, crc32c_text
 from shardset.errors import REPAIR, DamagedShard, NotFound, ShardsetError
-from shardset.format import table
-from shardset.format.index import index_from_bytes, stored_dtype
 from shardset.format.manifest import Shard, Split
-from shardset.format.table import ROWS_AT_ONCE
+from shardset.format.rows import GROUP_ROWS, WHOLE_ROWS, Footer, from_bytes, keys_of
 from shardset.order.blocks import RangeReads
 from shardset.order.budget import INDEX_BUDGET_BYTES
 from shardset.per_process import PerProcess
@@ -29,20 +29,18 @@ from shardset.read.addresses import (
     Rows,
     SampleAddress,
     SampleAddresses,
+    columns_of,
     row_dtype,
     rows_of_index,
     stops_of,
 )
 from shardset.read.threads import results_in_order
 from shardset.storage.base import Storage
-from shardset.storage.checked import read_object
+from shardset.storage.checked import read_object, read_range
 
 NUM_INDEX_READERS = 32
 MAX_BYTES_IN_FLIGHT: Final = 16 << 20
 """Of indexes that are read at the same time; one index may be larger."""
-
-LARGE_BYTES: Final = 128 << 10
-"""An index of more bytes, which is one of more than about 1,500 samples, is read by its rows."""
 
 WHOLE_FROM: Final = 0.25
 """From this share of its rows on, an index is read whole: one request instead of many more."""
@@ -50,8 +48,8 @@ WHOLE_FROM: Final = 0.25
 CUT: Final = "the shard is cut or replaced, fetch or rebuild it"
 
 
-def read_index(storage: Storage, shard: Shard) -> Rows:
-    """The stored index of a shard, one record per sample (see `index.index_dtype`).
+def read_index(storage: Storage, shard: Shard, columns: Sequence[str] | None = None) -> pa.Table:
+    """The index of a shard, or these columns of it: a row per sample (see `format.rows`).
 
     Reads a second time if the first answer is not what the manifest lists. Raises NotFound or
     StorageError, or DamagedShard if the second answer is wrong too.
@@ -59,37 +57,44 @@ def read_index(storage: Storage, shard: Shard) -> Rows:
     index = shard.index
     with _reading(storage, shard) as advice:
         data = read_object(storage, index.path, index.num_bytes, index.crc32c, advice)
-    url = f"{storage.url}/{index.path}"
-    records = index_from_bytes(data, url)
-    if len(records) != shard.num_samples:
-        raise DamagedShard(
-            f"{url}: lists {len(records)} samples, the manifest says {shard.num_samples}; {REPAIR}"
-        )
-    return records
+    return from_bytes(data, shard.num_samples, f"{storage.url}/{index.path}", columns)
 
 
-def read_rows(
-    storage: Storage, shard: Shard, fields: Sequence[str], positions: Sequence[int]
-) -> Rows:
-    """The index rows of some samples of a shard, in the order asked for; reads only their range,
-    and checks it.
+def read_footer(storage: Storage, shard: Shard) -> Footer:
+    """The footer of the index of a shard, by which `read_groups` reads parts of it.
 
-    `fields` are its index's. Raises NotFound or StorageError, or DamagedShard if two reads
-    find other rows.
+    Raises NotFound or StorageError, or DamagedShard if two reads find another one.
     """
-    first, index, num_samples = min(positions), shard.index, shard.num_samples
-    dtype = stored_dtype(tuple(fields), num_samples, index.num_bytes)
-    if dtype is None:
-        raise DamagedShard(
-            f"{storage.url}/{index.path}: no index of {num_samples} samples has"
-            f" {index.num_bytes} bytes; build the set again"
-        )
-    wanted, crc32c = range(first, max(positions) + 1), index.crc32c
+    index, url = shard.index, f"{storage.url}/{shard.index.path}"
+
+    def problem_of(data: bytes) -> str:
+        found = crc32c_text(crc32c_of(data))
+        wrong = f"crc32c of the footer is {found}, expected {index.footer_crc32c}"
+        return "" if found == index.footer_crc32c else wrong
+
+    start = max(0, index.num_bytes - index.footer_bytes)
     with _reading(storage, shard) as advice:
-        rows = table.read_rows(
-            storage, index.path, dtype, num_samples, wanted, crc32c=crc32c, advice=advice
-        )
-    return rows[[position - first for position in positions]]
+        data = read_range(
+            storage, index.path, start, index.num_bytes,
+            num_bytes=index.num_bytes, crc32c=index.crc32c, advice=advice, problem_of=problem_of,
+        )  # fmt: skip
+    return Footer(data, index.num_bytes, url)
+
+
+def read_groups(
+    storage: Storage, shard: Shard, footer: Footer, groups: Sequence[int], columns: Sequence[str]
+) -> pa.Table:
+    """Some columns of some groups of rows of a shard's index, in order; raises as `read_footer`."""
+    index, parts = shard.index, dict[int, bytes]()
+    with _reading(storage, shard) as advice:
+        for group in groups:
+            start, stop = footer.byte_range(group, columns)
+            parts[group] = read_range(
+                storage, index.path, start, stop,
+                num_bytes=index.num_bytes, crc32c=index.crc32c, advice=advice,
+                problem_of=partial(footer.problem_of, group, columns),
+            )  # fmt: skip
+    return footer.rows(parts, columns, shard.num_samples)
 
 
 @contextmanager
@@ -112,25 +117,28 @@ class ShardIndex:
     def __init__(self, num_samples: int, dtype: np.dtype[np.void]) -> None:
         self.rows = np.empty(num_samples, dtype)
         self.keys: NDArray[np.bytes_] | None = None
-        self.is_read = np.zeros(-(-num_samples // ROWS_AT_ONCE), bool)
+        self.footer: Footer | None = None
+        self.is_read = np.zeros(-(-num_samples // GROUP_ROWS), bool)
         """Of each group of rows that are read together."""
         self.is_whole = False
 
     @property
     def num_bytes(self) -> int:
         """Memory in use."""
-        num_rows = min(len(self.rows), ROWS_AT_ONCE * int(self.is_read.sum()))
-        return num_rows * (self.rows.itemsize + (0 if self.keys is None else self.keys.itemsize))
+        num_rows = min(len(self.rows), GROUP_ROWS * int(self.is_read.sum()))
+        row_bytes = self.rows.itemsize + (0 if self.keys is None else self.keys.itemsize)
+        return num_rows * row_bytes + (self.footer.num_bytes if self.footer else 0)
 
-    def put(self, wanted: range, rows: Rows, keys: NDArray[np.bytes_] | None) -> None:
+    def put(self, groups: NDArray[np.int64], rows: Rows, keys: NDArray[np.bytes_] | None) -> None:
         """Keeps what has been read of some groups."""
-        part = slice(wanted.start, wanted.stop)
+        part = np.isin(np.arange(len(self.rows)) // GROUP_ROWS, groups)
         self.rows[part] = rows
         if keys is not None:
-            if self.keys is None:
-                self.keys = np.empty(len(self.rows), keys.dtype)
+            width = max(keys.itemsize, 0 if self.keys is None else self.keys.itemsize)
+            held = np.empty(len(self.rows), f"S{width}") if self.keys is None else self.keys
+            self.keys = held.astype(f"S{width}", copy=False)
             self.keys[part] = keys
-        self.is_read[wanted.start // ROWS_AT_ONCE : -(-wanted.stop // ROWS_AT_ONCE)] = True
+        self.is_read[groups] = True
         self.is_whole = bool(self.is_read.all())
 
     def byte_range(self, first: int, last: int) -> tuple[int, int]:
@@ -157,8 +165,10 @@ class ShardTable:
         self.split = split
         self.with_keys = with_keys
         self.budget_bytes = budget_bytes
-        self.reads_rows = by_rows and storage.is_remote and split.max_index_bytes > LARGE_BYTES
-        """Whether the rows of some indexes may be read without the others."""
+        self.reads_rows = (
+            by_rows and storage.is_remote and split.shards.sizes.max(initial=0) > WHOLE_ROWS
+        )
+        """Whether groups of rows of some indexes may be read without the others."""
         self._held: OrderedDict[int, ShardIndex] = OrderedDict()
         self._held_bytes = 0
         self._lock = PerProcess(threading.Lock)
@@ -173,8 +183,8 @@ class ShardTable:
     def describe(self, address: SampleAddress) -> str:
         """A sample's shard, key and offset: the beginning of every message about a sample."""
         try:
-            [row] = self._read(address.shard, [address.position])
-            sample = f"sample {row['key'].decode('ascii')!r}"
+            index = read_index(self.storage, self.split.shards[address.shard], ["key"])
+            sample = f"sample {index['key'][address.position].as_py()!r}"
         except ShardsetError:  # the message is about another failure; a lost index must not hide it
             sample = f"sample number {address.position}"
         return f"{self.url(address.shard)}: {sample} at byte {address.start}"
@@ -271,52 +281,66 @@ class ShardTable:
             self._held.move_to_end(shard)
         return index
 
-    def _missing(self, shard: int, index: ShardIndex, positions: Positions) -> list[range]:
-        """The rows to read of an index, which include the rows of some samples."""
+    def _missing(self, index: ShardIndex, positions: Positions) -> NDArray[np.int64]:
+        """The groups to read of an index, which include the rows of some samples."""
+        whole = np.arange(len(index.is_read))
         if index.is_whole:
-            return []
-        whole = range(len(index.rows))
-        if not self.reads_rows or self.split.shards[shard].index.num_bytes <= LARGE_BYTES:
-            return [whole]
-        groups = np.unique(positions // ROWS_AT_ONCE)
+            return whole[:0]
+        if not self.reads_rows or len(index.rows) <= WHOLE_ROWS:
+            return whole
+        groups = np.unique(positions // GROUP_ROWS)
         groups = groups[~index.is_read[groups]]
-        if index.is_read.sum() + len(groups) > WHOLE_FROM * len(index.is_read):
-            return [whole] if len(groups) else []
-        return [*table.runs_of_groups(groups, whole.stop)]
+        is_much = index.is_read.sum() + len(groups) > WHOLE_FROM * len(whole)
+        return whole if is_much and len(groups) else groups
 
     def _num_bytes_to_read(self, shard: int, positions: Positions) -> int:
         """How many bytes `_index_with` will read, about."""
         index = self._find(shard)
-        num_rows = sum(map(len, self._missing(shard, index, positions)))
-        if not num_rows:
+        num_groups = len(self._missing(index, positions))
+        if not num_groups:
             return 0  # without a look at the list of shards, which takes longer
         listed: Shard = self.split.shards[shard]
-        return listed.index.num_bytes * num_rows // len(index.rows)
+        return listed.index.num_bytes * num_groups // len(index.is_read)
 
     def _index_with(self, shard: int, positions: Positions) -> ShardIndex:
         """The index of a shard, with the rows of some samples."""
         index = self._find(shard)
-        for wanted in self._missing(shard, index, positions):
+        groups = self._missing(index, positions)
+        if len(groups):
             # Read outside the lock, so that threads read several indexes at a time; two may read
             # the same one.
-            self._keep(shard, index, wanted, self._read(shard, wanted))
+            self._keep(shard, index, groups, *self._read(shard, index, groups))
         return index
 
-    def _read(self, shard: int, wanted: Sequence[int]) -> Rows:
-        """Rows of the index of a shard, as they are stored."""
+    def _read(
+        self, shard: int, index: ShardIndex, groups: NDArray[np.int64]
+    ) -> tuple[pa.Table, Footer | None]:
+        """Groups of rows of the index of a shard, with the columns that this table needs; and the
+        footer by which to read others.
+        """
         listed = self.split.shards[shard]
+        columns = columns_of(self.split) + (["key"] if self.with_keys else [])
         try:
-            if len(wanted) == listed.num_samples:
-                return read_index(self.storage, listed)
-            return read_rows(self.storage, listed, self.split.index_fields(shard), wanted)
+            if len(groups) == len(index.is_read):
+                return read_index(self.storage, listed, columns), None
+            footer = index.footer or read_footer(self.storage, listed)
+            return read_groups(self.storage, listed, footer, groups.tolist(), columns), footer
         except NotFound as error:
             raise DamagedShard(str(error)) from error
 
-    def _keep(self, shard: int, index: ShardIndex, wanted: range, records: Rows) -> None:
-        rows = rows_of_index(records, self.split.shards[shard], self.split, self.storage.url)
+    def _keep(
+        self,
+        shard: int,
+        index: ShardIndex,
+        groups: NDArray[np.int64],
+        found: pa.Table,
+        footer: Footer | None,
+    ) -> None:
+        rows = rows_of_index(found, self.split.shards[shard], self.split, self.storage.url)
         with self._lock():
             before = index.num_bytes
-            index.put(wanted, rows, records["key"] if self.with_keys else None)
+            index.put(groups, rows, keys_of(found) if self.with_keys else None)
+            index.footer = None if index.is_whole else footer
             if self._held.get(shard) is index:
                 self._held_bytes += index.num_bytes - before
             while self._held_bytes > self.budget_bytes and len(self._held) > 1:

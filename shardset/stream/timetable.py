@@ -3,26 +3,24 @@ epoch.
 """
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from shardset.errors import ConfigError
-from shardset.format.catalog import read_names
 from shardset.format.manifest import LoadedSet, Split
 from shardset.order.epoch import Order
-from shardset.read.addresses import SampleAddresses
-from shardset.read.indexes import ShardTable
+from shardset.read.indexes import ShardTable, read_index
+from shardset.read.threads import results_in_order
 
 THREADS = 16
 
 
 class TimetableSample(NamedTuple):
-    """One stored sample. `name` is its name in the raw input, None if the plan was deleted."""
+    """One stored sample. `name` is its name in the raw input, None if no build made it."""
 
     id: int
     key: str
@@ -95,13 +93,16 @@ class Timetable:
         shards, positions = self.order.slots_of(ids)
         found = self._table().addresses(shards, positions)
         labels = self.loaded.part(self.split_name).labels_of(ids, found.labels).tolist()
-        with ThreadPoolExecutor(THREADS) as threads:
-            named = threads.map(partial(self._names, found), np.unique(shards).tolist())
-            names = dict(chain.from_iterable(named))
+        wanted, owners = np.unique(shards, return_inverse=True)
+        calls = [partial(self._names, shard) for shard in wanted.tolist()]
+        names = [*results_in_order("shardset-names", THREADS, calls)]
         columns = (
             ids.tolist(),
             found.keys or (),
-            map(names.get, range(len(ids))),
+            [
+                names[owner][position].as_py()
+                for owner, position in zip(owners, positions, strict=True)
+            ],
             labels,
             map(self.loaded.manifest.class_name, labels),
             (self.split.shards[shard].path for shard in shards.tolist()),
@@ -125,10 +126,6 @@ class Timetable:
     def _table(self) -> ShardTable:
         return ShardTable(self.loaded.storage, self.split, with_keys=True)
 
-    def _names(self, found: SampleAddresses, shard: int) -> Iterator[tuple[int, str]]:
-        """The samples of a shard by number in `found`, with their names in the raw input."""
-        numbers = np.flatnonzero(found.shards == shard)
-        keys = np.array(found.keys)[numbers].astype(bytes)
-        positions = found.positions[numbers].tolist()
-        known = read_names(self.loaded.storage, self.split.shards[shard], keys, positions)
-        return zip(numbers.tolist(), known or [], strict=False)
+    def _names(self, shard: int) -> pa.ChunkedArray:
+        """The names of a shard's samples in the raw input."""
+        return read_index(self.loaded.storage, self.split.shards[shard], ["name"])["name"]

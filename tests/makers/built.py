@@ -46,7 +46,7 @@ def verified(folder: Path | str) -> Manifest:
 
 def append_of(output: Path | str, raw: Path, *images: str) -> BuildConfig:
     """An append of these images, which are written to `raw`, as one more shard."""
-    return config_of(write_images(raw, images), output, num_shards={"": 1}, append="none")
+    return config_of(write_images(raw, images), output, num_shards={"": 1}, append="store")
 
 
 def forget(folder: Path | str, *keys: str, **options):

@@ -41,20 +41,20 @@ def samples() -> dict[str, list[StoredSample]]:
     cat, dog = picture(10), picture(200)
     return {
         "train": [
-            StoredSample(key="cat/a_1", fields=[("ppm", cat), ("cls", b"0")], label=0, source=1),
+            StoredSample(key="cat/a_1", fields=[("ppm", cat), ("cls", b"0")], label=0, serial=1),
             StoredSample(
                 key="dog/b-2",
                 fields=[("ppm", dog), ("cls", b"1"), ("json", b"{}")],
                 label=1,
-                source=0,
+                serial=0,
             ),
             StoredSample(
-                key="cat/a_1@1", fields=[("ppm", cat), ("cls", b"0")], label=0, source=1, copy=1
+                key="cat/a_1@1", fields=[("ppm", cat), ("cls", b"0")], label=0, serial=1, copy=1
             ),
-            StoredSample(key="x=1+2", fields=[("ppm", picture(0))], label=-1, source=2),
+            StoredSample(key="x=1+2", fields=[("ppm", picture(0))], label=-1, serial=2),
         ],
         "validation": [
-            StoredSample(key="c", fields=[("ppm", picture(77)), ("cls", b"1")], label=1, source=0)
+            StoredSample(key="c", fields=[("ppm", picture(77)), ("cls", b"1")], label=1, serial=0)
         ],
     }
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 from PIL import Image
 
 from shardset.format import naming
@@ -26,7 +25,6 @@ from shardset.format.manifest import (
     seal,
     to_json,
 )
-from shardset.format.originals import REFERENCE, frame, table_to_bytes
 from shardset.format.shards import pattern_of
 from shardset.format.tar import StoredSample
 from shardset.format.write import WrittenShard, class_counts, write_shard, write_split
@@ -64,7 +62,7 @@ def image_sample(
     """A sample of one image field and its `cls`; the label is `serial % num_classes`."""
     label = serial % num_classes
     fields = ((field, image), ("cls", str(label).encode("ascii")))
-    return StoredSample(key=f"{split}-{serial:06d}", fields=fields, label=label, source=serial)
+    return StoredSample(key=f"{split}-{serial:06d}", fields=fields, label=label, serial=serial)
 
 
 def png_samples(
@@ -165,7 +163,6 @@ def replace_shards(
             "num_samples",
             "num_tar_bytes",
             "max_tar_bytes",
-            "max_index_bytes",
             "num_source_samples",
             "shards",
         )
@@ -188,22 +185,6 @@ def quarantine(storage: Storage, manifest: Manifest, *lines: bytes) -> Manifest:
     listed = Quarantine(count=len(lines), path=naming.quarantine_path())
     put(storage, listed.path, b"".join(line + b"\n" for line in lines))
     return publish(storage, msgspec.structs.replace(manifest, quarantine=listed))
-
-
-def references(samples: Sequence[StoredSample], names: Sequence[str]) -> bytes:
-    """The plan of a shard, with rows that say more than what the samples were called."""
-    keys = [sample.key.partition("@")[0] for sample in samples]
-    columns = {
-        "row": [
-            msgspec.msgpack.encode(["train", name, key, "", 0, ["jpg", -1, []]])
-            for name, key in zip(names, keys, strict=True)
-        ],
-        "occurrence": [0] * len(samples),
-        "source": [sample.source for sample in samples],
-        "copy": [sample.copy for sample in samples],
-    }
-    content = table_to_bytes(pa.RecordBatch.from_pydict(columns, schema=REFERENCE))
-    return bytes(content) + frame("", content)
 
 
 def put(storage: Storage, name: str, data: bytes) -> None:

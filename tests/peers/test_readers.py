@@ -69,7 +69,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, interpreter: str) -> Expo
             key=key,
             fields=(("png", encode(pixels(90 + n, 12, 12), "png")), ("cls", b"3")),
             label=3,
-            source=22,
+            serial=22,
             copy=copy,
         )
         for n, (key, copy) in enumerate(odd)

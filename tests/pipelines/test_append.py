@@ -11,20 +11,21 @@ import pytest
 import shardset
 from pipelines import build as builds
 from pipelines.begin import prepare
-from pipelines.build import build
+from pipelines.build import build, dry_run
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
 from pipelines.plan.append import extended_classes, relabelled
 from pipelines.runners import options
 from pipelines.sources.base import RawSample, Rejected, class_infos
 from pipelines.write import history, replace
-from shardset.errors import ConfigError, ManifestError, SourceError
+from shardset.errors import ConfigError, ManifestError, ShardsetError, SourceError
 from shardset.format import manifest as manifests
-from shardset.format import naming, versions
+from shardset.format import naming, rows, versions
 from shardset.format.manifest import ClassInfo
-from shardset.read.indexes import read_index, read_rows
+from shardset.format.parquet import table_to_bytes
+from shardset.read.indexes import read_index
 from shardset.storage.local import LocalStorage
-from tests.makers.built import HERE, add, built, config_of, inspected, manifest_of
+from tests.makers.built import HERE, add, built, config_of, inspected, manifest_of, verified
 from tests.makers.folders import write_images
 from tests.makers.images import image_bytes
 from tests.makers.reading import together
@@ -61,15 +62,15 @@ def more(tmp_path):
 
 
 def append_of(raw, output, **options) -> BuildConfig:
-    return config_of(raw, output, **{"append": "none", "num_shards": {"": 2}, **options})
+    return config_of(raw, output, **{"append": "store", "num_shards": {"": 2}, **options})
 
 
 def key_of_ids(folder, split="train"):
     manifest, storage, _ = manifests.load(str(folder))
     return [
-        key.decode()
+        key
         for shard in manifest.split(split).shards
-        for key in read_index(storage, shard)["key"]
+        for key in read_index(storage, shard)["key"].to_pylist()
     ]
 
 
@@ -93,21 +94,14 @@ def test_an_append_adds_files_and_a_version_and_changes_nothing_else(old, more):
     stored = samples_of(old, second, "train")
     assert stored["train/ant/new0"]["cls"] == b"2"
     assert stored["train/dog/new1"]["cls"] == b"1"
-    sources = [read_index(LocalStorage(str(old)), shard)["source"] for shard in split.shards]
-    assert sorted(np.concatenate(sources).tolist()) == list(range(NUM_OLD + NUM_NEW))
+    serials = [read_index(LocalStorage(str(old)), shard)["serial"] for shard in split.shards]
+    assert sorted(np.concatenate(serials).tolist()) == list(range(NUM_OLD + NUM_NEW))
 
 
-def test_the_rows_of_an_old_group_are_read_by_its_own_fields(old, more):
+def test_old_and_new_samples_are_found_by_their_original_names_without_a_plan(old, more):
     split = built(append_of(more, old)).split("train")
     assert split.fields == ["png", "cls", "jpg"]
-    storage = LocalStorage(str(old))
-    for number, shard in enumerate(split.shards):
-        rows = read_rows(storage, shard, split.index_fields(number), [1, 2])
-        assert rows["key"].tolist() == read_index(storage, shard)["key"][1:3].tolist()
-
-
-def test_old_and_new_samples_are_found_by_their_original_names(old, more):
-    build(append_of(more, old), HERE)
+    shutil.rmtree(old / "plan")
     for name in ("cat/old 001.png", "ant/new0.jpg"):
         [sample] = inspected(old, name=name)
         assert sample.name.endswith(name)
@@ -129,15 +123,6 @@ def test_an_append_writes_little_more_than_the_new_images(old, tmp_path):
     written = {name: len(data) for name, data in after.items() if before.get(name) != data}
     assert {name for name in before if after[name] != before[name]} == {naming.MANIFEST}
     assert sum(written.values()) - size <= 40 * 2_200  # 2 % of images of 110 KB
-
-
-def test_a_name_is_found_where_only_the_plan_of_another_shard_is_gone(old, more):
-    build(append_of(more, old), HERE)
-    for path in old.glob("plan/shards/train-00000*"):
-        path.unlink()
-    assert inspected(old, name="ant/new0.jpg")[0].name.endswith("ant/new0.jpg")
-    with pytest.raises(ConfigError, match=r"train/train-000000\.tar and 2 more; search by --key"):
-        inspected(old, name="cat/old 001.png")
 
 
 def test_older_versions_are_not_read_to_append_or_verify(old, more, monkeypatch):
@@ -199,6 +184,26 @@ def test_the_same_command_again_finds_everything_finished_and_repairs_a_shard(ol
     assert files_of(old) == expected
 
 
+def test_what_another_version_of_arrow_repairs_is_the_same_build_and_the_same_append(
+    made, old, more, monkeypatch
+):
+    for config, folder in (
+        (config_of(made.parent / "raw", old), "train"),
+        (append_of(more, old), "train-*"),
+    ):
+        first = built(config)
+        next(old.glob(f"{folder}/train-000001.parquet")).unlink()
+        with monkeypatch.context() as patched:
+            patched.setattr(rows, "_written", lambda table, metadata=None: table_to_bytes(table))
+            again = built(config)
+        assert again.digest == first.digest
+        assert again != first
+        verified(old)
+        files = files_of(old)
+        assert built(config) == again
+        assert files_of(old) == files
+
+
 def test_an_unfinished_append_is_started_over_by_overwrite_and_only_its_files_are_removed(
     old, more
 ):
@@ -230,10 +235,8 @@ def test_an_append_whose_version_was_overtaken_is_refused(old, more, tmp_path):
 
 def test_samples_of_the_same_name_get_other_keys_or_are_skipped_by_choice(old, made, tmp_path):
     raw = made.parent / "raw"
-    with pytest.raises(
-        SourceError, match=r"nothing to append: the set has all of it \(61 samples\)"
-    ):
-        build(append_of(raw, old, append="name"), HERE)
+    with pytest.raises(SourceError, match=r"nothing to append: the set has all of it; 61 samples"):
+        build(append_of(raw, old, append="skip"), HERE)
     for times in (2, 3):
         manifest = built(append_of(raw, old, seed=times))
         assert manifest.split("train").num_samples == times * NUM_OLD
@@ -261,7 +264,7 @@ def test_names_that_a_holdout_has_are_known_without_being_read_also_those_with_s
     for path in raw.rglob("*.png"):
         path.write_bytes(b"damaged since")
     add(raw, "a/photo (new).png", image_bytes(1000))
-    manifest = built(append_of(raw, tmp_path / "set", append="name", num_shards={"": 1}))
+    manifest = built(append_of(raw, tmp_path / "set", append="skip", num_shards={"": 1}))
     assert samples_of(tmp_path / "set", manifest, "test") == before
     assert sum(split.num_samples for split in manifest.splits.values()) == 13
     assert not manifest.quarantine.count
@@ -270,21 +273,51 @@ def test_names_that_a_holdout_has_are_known_without_being_read_also_those_with_s
 def test_the_names_of_files_that_a_set_has_are_skipped_by_default(old, made, said):
     raw = made.parent / "raw"
     text = said("append", old, "--source", "folder", "--input", raw, code=1)
-    assert "nothing to append: the set has all of it (61 samples); --skip-known none" in text
+    assert "nothing to append: the set has all of it; 61 samples skipped, because the set" in text
+    assert "has their names (61 in train); --known store stores them again" in text
 
 
 def test_a_known_name_is_skipped_by_choice_and_told(old, made, tmp_path):
     old_images = sorted((made.parent / "raw/train/cat").glob("old*.png"))
     images = {"a.png": image_bytes(1000), old_images[5].name: image_bytes(1001)}
+    changed = f"train/cat/{old_images[5].name}"
     for name, data in images.items():
         add(tmp_path / "more", f"train/cat/{name}", data)
-    manifest = built(append_of(tmp_path / "more", old, append="name", num_shards={"": 1}))
+    manifest = built(append_of(tmp_path / "more", old, append="skip", num_shards={"": 1}))
     stored = [fields["png"] for fields in samples_of(old, manifest, "train").values()][NUM_OLD:]
     assert stored == [images["a.png"]]
     notes = manifest.provenance.appended[0].notes
     assert notes == [
-        "1 sample skipped, because the set has their name; --skip-known none stores them again"
+        "1 sample skipped, because the set has their names (1 in train); --known store stores them"
+        " again",
+        f"1 sample of these had another size or generation when it was stored ({changed}); the set"
+        " keeps the old ones",
     ]
+
+
+def test_a_known_image_under_another_name_is_stored_and_counted(old, made, tmp_path):
+    old_image = min((made.parent / "raw/train/cat").glob("old*.png")).read_bytes()
+    add(tmp_path / "more", "train/cat/copy.png", old_image)
+    manifest = built(append_of(tmp_path / "more", old, append="skip", num_shards={"": 1}))
+    assert manifest.split("train").num_samples == NUM_OLD + 1
+    [note] = manifest.provenance.appended[0].notes
+    assert note == "1 new image of the same bytes as others of the set, under other names"
+
+
+def test_an_append_may_be_planned_and_writes_nothing(old, more):
+    before = files_of(old)
+    result = dry_run(append_of(more, old), HERE)
+    assert files_of(old) == before
+    assert result.plan.splits["train"].num_stored == NUM_NEW
+    assert len(result.rejected) == 1
+
+
+def test_an_append_that_failed_before_its_first_shard_blocks_no_other(old, more, tmp_path):
+    write_images(tmp_path / "bad", ["train/cat/x.png"])
+    (tmp_path / "bad/train/cat/x.png").write_bytes(b"no image")
+    with pytest.raises(ShardsetError, match="are bad"):
+        build(append_of(tmp_path / "bad", old), HERE)
+    assert built(append_of(more, old)).number == 2
 
 
 def categories(**ids):

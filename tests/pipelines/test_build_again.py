@@ -68,7 +68,7 @@ def test_a_finished_set_whose_classes_have_other_names_now_is_another_set(raw, t
 def test_a_rerun_repairs_a_damaged_shard_and_only_that(raw, tmp_path):
     build(config_of(raw, tmp_path / "out"), HERE)
     expected = files_of(tmp_path / "out")
-    tar, index = (tmp_path / "out/train" / f"train-000001.{kind}" for kind in ("tar", "idx.npy"))
+    tar, index = (tmp_path / "out/train" / f"train-000001.{kind}" for kind in ("tar", "parquet"))
     whole = tar.read_bytes()
     flipped = whole[:700] + bytes([whole[700] ^ 1]) + whole[701:]
     for damage in (
@@ -102,7 +102,7 @@ def test_a_build_that_stopped_before_the_manifest_resumes_and_redoes_only_what_i
 ):
     build(config_of(raw, tmp_path / "out"), HERE)
     expected = files_of(tmp_path / "out")
-    for name in ("manifest.json", "plan/done/train-000002.json", "train/train-000002.idx.npy"):
+    for name in ("manifest.json", "plan/done/train-000002.json", "train/train-000002.parquet"):
         (tmp_path / "out" / name).unlink()
     with pytest.raises(ManifestError, match="no manifest there"):
         manifests.load(str(tmp_path / "out"))

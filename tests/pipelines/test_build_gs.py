@@ -15,7 +15,7 @@ from tests.makers.built import HERE, add, config_of
 from tests.makers.cifar import cifar100, python_files
 from tests.makers.documented import write_inputs
 from tests.makers.folders import upload
-from tests.makers.stored import files_of
+from tests.makers.stored import contents_of
 
 INPUTS = {
     "cifar10": "cifar-10-python.tar.gz",
@@ -48,7 +48,7 @@ def test_a_source_on_gs_gives_what_it_gives_on_disk(source, raw, tmp_path, gcs_r
     for where, output in ((raw, tmp_path / "out"), (f"{gcs_root}/raw", f"{gcs_root}/out")):
         given = f"{where}/{INPUTS[source]}"
         assert build(config_of(given, output, source=source), HERE).published
-    assert files_of(f"{gcs_root}/out") == files_of(tmp_path / "out")
+    assert contents_of(f"{gcs_root}/out") == contents_of(tmp_path / "out")
 
 
 def flips_each_range_once(folder):
@@ -87,7 +87,7 @@ def test_a_bit_that_is_flipped_once_in_each_range_of_the_input_changes_nothing(
     config = config_of(f"{flipping}/{INPUTS[source]}", f"{gcs_root}/out", source=source)
     build(replace(config, input=f"{raw}/{INPUTS[source]}", output=str(tmp_path / "out")), HERE)
     build(config, HERE)
-    assert files_of(f"{gcs_root}/out") == files_of(tmp_path / "out")
+    assert contents_of(f"{gcs_root}/out") == contents_of(tmp_path / "out")
 
 
 @pytest.mark.slow

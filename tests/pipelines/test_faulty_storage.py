@@ -24,7 +24,7 @@ from tests.makers import imagenet
 from tests.makers.built import HERE
 from tests.makers.imagenet import TRUTH, WNIDS, Image
 from tests.makers.shardset import encode
-from tests.makers.stored import files_of, samples_of
+from tests.makers.stored import contents_of, samples_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.gcs]
 
@@ -58,7 +58,7 @@ def undisturbed(archives, tmp_path_factory):
     """The files of a build that nothing disturbed."""
     folder = tmp_path_factory.mktemp("undisturbed")
     build(config_of(str(imagenet.put(folder / "raw", archives)), str(folder / "out")), HERE)
-    return files_of(folder / "out")
+    return contents_of(folder / "out")
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_an_outage_fails_the_build_loudly_and_a_rerun_completes_it(proxy, raw, o
     recorded = sum(1 for _ in open_storage(output).list(paths.RECORDS))
     counters = build_with(PATIENT, raw, output)
     assert counters.get("shards_skipped", 0) == recorded
-    assert files_of(output) == undisturbed
+    assert contents_of(output) == undisturbed
 
 
 def is_planned(seen):

@@ -22,7 +22,7 @@ NEEDED = ["--source=folder", "--input=gs://bucket/raw", "--output=gs://bucket/ou
 
 
 def parsed(parameters: list[str]) -> argparse.Namespace:
-    return parser().parse_args(["build", "--no-wait", *template.arguments(parameters)])
+    return parser().parse_args(template.arguments(parameters))
 
 
 def test_every_option_of_a_build_is_a_parameter_and_nothing_else_is():
@@ -31,7 +31,7 @@ def test_every_option_of_a_build_is_a_parameter_and_nothing_else_is():
         "image",
         "append",
     }
-    assert PARAMETERS.keys() == fields | {"sdk_container_image"}
+    assert PARAMETERS.keys() == fields | {"sdk_container_image", "verb", "append"}
 
 
 def test_dataflow_takes_the_metadata_as_the_program_prints_it():
@@ -62,8 +62,12 @@ def test_a_switch_is_given_as_true_or_false(name):
     "name", [name for name, one in PARAMETERS.items() if one["paramType"] == "ENUM"]
 )
 def test_a_choice_takes_each_of_its_values(name):
+    verb = ["--verb=append"] if name == "append" else []
     for option in PARAMETERS[name]["enumOptions"]:
-        assert getattr(parsed([*NEEDED, f"--{name}={option['value']}"]), name) == option["value"]
+        assert (
+            getattr(parsed([*NEEDED, *verb, f"--{name}={option['value']}"]), name)
+            == option["value"]
+        )
 
 
 def test_values_arrive_as_they_are_and_flags_of_beam_stay():
@@ -75,7 +79,14 @@ def test_values_arrive_as_they_are_and_flags_of_beam_stay():
     words = template.arguments(
         [*NEEDED, "--samples_per_shard=train=10,test=5", "--label_column=", *beam]
     )
-    assert words == [*NEEDED, "--samples-per-shard=train=10,test=5", "--label-column=", *beam]
+    assert words == [
+        "build",
+        "--no-wait",
+        *NEEDED,
+        "--samples-per-shard=train=10,test=5",
+        "--label-column=",
+        *beam,
+    ]
 
 
 def test_a_switch_that_is_neither_is_refused(capsys):

@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import pyarrow as pa
+from pyarrow import parquet
 
 from pipelines.build import build
 from pipelines.sets.compact import compact
@@ -18,7 +20,6 @@ from pipelines.sets.view import Choice, make_view
 from shardset.errors import ConfigError, ManifestError, ShardsetError, TransientError
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
-from shardset.format.index import index_from_bytes
 from shardset.format.shards import Group
 from shardset.format.versions import Tag
 from shardset.format.view import parse_view
@@ -38,7 +39,7 @@ from tests.simulation.builds import (
 )
 
 SET = OLD.output
-RAW = "bucket/raw/"
+RAW, VIEWS = "bucket/raw/", "bucket/views/"
 LIMIT_S = 48 * 3600.0
 
 Keys = dict[str, list[str]]
@@ -65,12 +66,18 @@ def keys_at(url: str) -> Keys | None:
     found = {}
     for name, split in loaded.manifest.splits.items():
         keys = [
-            key.decode()
+            key
             for shard in split.shards
-            for key in read_index(loaded.storage, shard)["key"].tolist()
+            for key in read_index(loaded.storage, shard, ["key"])["key"].to_pylist()
         ]
         found[name] = [keys[id_] for id_ in loaded.part(name).rows.ids.tolist()]
     return found
+
+
+def rows_of(index: bytes) -> list[dict[str, Any]]:
+    """The rows of an index."""
+    rows: list[dict[str, Any]] = parquet.read_table(pa.BufferReader(index)).to_pylist()
+    return rows
 
 
 @dataclass(eq=False)
@@ -142,7 +149,7 @@ class Changes(Builds):
         for at, name in enumerate(names):
             self.images[name] = image_bytes(100 + 2 * number + at, "png")
             self.bucket.put(f"bucket/june{number}/{name}.png", self.images[name])
-        config = replace(OLD, input=f"gs://bucket/june{number}", append="none", num_shards={"": 2})
+        config = replace(OLD, input=f"gs://bucket/june{number}", append="store", num_shards={"": 2})
         self._until_done(lambda again: build(replace(config, overwrite=again), RUNNER))
         if not {*names} <= self.newest.samples:
             self.baton.fail(f"{names} were appended, but the keys are {self.newest.keys}")
@@ -173,9 +180,7 @@ class Changes(Builds):
 
     def _view(self, number: int) -> None:
         """A sample of each class of the newest version."""
-        self._attempt(
-            lambda: make_view(f"gs://bucket/views/{number}.parquet", SET, Choice(per_class=1))
-        )
+        self._attempt(lambda: make_view(f"gs://{VIEWS}{number}.parquet", SET, Choice(per_class=1)))
 
     def _compact(self, keys: list[str]) -> Compacted:
         return compact(SET, keys, grace=self.grace, now=self.baton.wall_clock)
@@ -252,7 +257,7 @@ class Changes(Builds):
                 version,
                 version.keys,
             )
-        elif name.endswith(".parquet") and new is not None:
+        elif name.startswith(VIEWS) and new is not None:
             head, splits = parse_view(new.data, name)
             assert head is not None
             version = self.versions[head.parent_digest]
@@ -325,10 +330,7 @@ class Changes(Builds):
     def _keys_of(self, group: Group) -> Iterator[str]:
         for number in range(group.num_shards):
             path = OUT + naming.index_path(group.path(number))
-            yield from (
-                key.decode()
-                for key in index_from_bytes(self.bucket.objects[path].data, path)["key"].tolist()
-            )
+            yield from (row["key"] for row in rows_of(self.bucket.objects[path].data))
 
     def _check_end(self) -> None:
         """Each version, tag and view that is left has its samples; of the others nothing is left in
@@ -356,6 +358,9 @@ class Changes(Builds):
             name for name in contents if name not in known and not name.startswith(f"{OUT}plan/")
         ]:
             self.baton.fail(f"nothing lists {', '.join(unknown)}")
+        for name in contents:
+            if name.endswith(".parquet"):
+                contents[name] = repr(rows_of(contents[name])).encode()
         for key in self.images.keys() - set[str]().union(*(version.samples for version in left)):
             for name, data in contents.items():
                 if self.images[key] in data or key.encode() in data:

@@ -5,15 +5,18 @@ rare. So whoever asks for one asks `may_be_reduced` first.
 """
 
 import re
+import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
 SOS, EOI = b"\xff\xda", b"\xff\xd9"
 """The marks of a scan and of the end."""
 
 _APP2 = b"\xff\xe2"
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
-_REDUCIBLE = {("SOF0", 8), ("SOF1", 8), ("SOF2", 8)}
-"""Baseline, extended and progressive frames with Huffman codes, of 8 bits."""
+_FRAME = struct.Struct(">BHH")
+_REDUCIBLE = {"SOF0", "SOF1", "SOF2"}
+"""Baseline, extended and progressive frames with Huffman codes."""
 
 # In entropy-coded data 0xff is followed by 0 or by a restart number. Anything else begins a
 # segment, but 1, which stands alone. Decoders skip other bytes before a marker, and so does this.
@@ -34,17 +37,25 @@ def segments(jpeg: bytes) -> Iterator[tuple[bytes, int, int]]:
             return
 
 
-def frame_of(jpeg: bytes) -> tuple[str, int] | None:
-    """The type of a JPEG's frame, such as SOF0, and the bits of its samples.
-
-    None unless exactly one frame stands before the first scan.
+class Frame(NamedTuple):
+    """The frame of a JPEG: its type, such as SOF0, the bits of its samples, and its size as stored
+    in pixels.
     """
-    frames: list[tuple[str, int]] = []
+
+    kind: str
+    bits: int
+    height: int
+    width: int
+
+
+def frame_of(jpeg: bytes) -> Frame | None:
+    """The frame of a JPEG; None unless exactly one stands before the first scan."""
+    frames: list[Frame] = []
     for marker, begin, _ in segments(jpeg):
         if marker == SOS:
             return frames[0] if len(frames) == 1 else None
-        if marker[1] in _FRAMES:
-            frames.append((f"SOF{marker[1] - 0xC0}", int.from_bytes(jpeg[begin : begin + 1])))
+        if marker[1] in _FRAMES and begin + _FRAME.size <= len(jpeg):
+            frames.append(Frame(f"SOF{marker[1] - 0xC0}", *_FRAME.unpack_from(jpeg, begin)))
     return None
 
 
@@ -53,7 +64,8 @@ def may_be_reduced(jpeg: bytes) -> bool:
 
     Pillow decodes all others whole, or refuses them.
     """
-    return frame_of(jpeg) in _REDUCIBLE
+    frame = frame_of(jpeg)
+    return frame is not None and frame.bits == 8 and frame.kind in _REDUCIBLE
 
 
 def holds_more(jpeg: bytes) -> bool:

@@ -48,7 +48,6 @@ class Split(Record, frozen=True, kw_only=True):
         num_content_bytes: Bytes of all fields, without tar headers and padding.
         num_tar_bytes: Bytes of all tars.
         max_tar_bytes: Bytes of the largest tar.
-        max_index_bytes: Bytes of the largest index.
         fields: All fields that occur, in the order of the index's columns.
         class_totals: The number of samples of each class, by label.
         shards: A sequence of Shard, each made when it is asked for. In the file they are `groups`.
@@ -61,7 +60,6 @@ class Split(Record, frozen=True, kw_only=True):
     num_content_bytes: Count
     num_tar_bytes: Count
     max_tar_bytes: Count
-    max_index_bytes: Count
     fields: list[str]
     class_totals: list[Count]
     shards: StoredShards = msgspec.field(name="groups")
@@ -86,16 +84,6 @@ class Split(Record, frozen=True, kw_only=True):
         """The samples of each shard."""
         sizes: list[int] = self.shards.sizes.tolist()
         return sizes
-
-    def index_fields(self, shard: int) -> Sequence[str]:
-        """The fields in the index of a shard.
-
-        A group of shards may lack fields that came to the split later.
-
-        Args:
-            shard: The number of the shard in the split.
-        """
-        return self.shards.group_of(shard).fields or self.fields
 
 
 class Quarantine(Record, frozen=True, kw_only=True):
@@ -172,6 +160,11 @@ class Manifest(Record, frozen=True, kw_only=True):
     def is_own(self) -> bool:
         """Whether shardset wrote all tars; others wrote those that were adopted."""
         return all(group.is_own for group in self.groups)
+
+    @property
+    def has_names(self) -> bool:
+        """Whether a build made the set, so that samples have names in its raw input."""
+        return self.provenance.source not in ("writer", "adopt", "column")
 
     @property
     def groups(self) -> list[Group]:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from pipelines import cli
 from pipelines.check.inspect import (
-    NO_NAMES,
+    NO_NAME,
     find_key,
     find_label,
     find_name,
@@ -20,35 +20,34 @@ from pipelines.check.inspect import (
 )
 from pipelines.check.render import render_overview, render_samples
 from shardset import terminal
-from shardset.errors import ConfigError, DamagedShard, NotFound
+from shardset.errors import ConfigError, NotFound
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import ClassInfo, LoadedSet
-from shardset.format.tar import StoredSample
-from tests.makers.shardset import new_set, png_samples, publish, put, quarantine, references
+from shardset.format.rows import Origin
+from tests.makers.shardset import new_set, png_samples, publish, quarantine
 
 NAME = "raw/{}/bild {}.PNG"
 
 
-def made(*, with_plan: bool = True) -> LoadedSet:
+def made(*, built: bool = True) -> LoadedSet:
     """Splits train (7 samples, the last a copy of the first) and val (4), two shards each, four
     classes.
     """
     samples = {
-        name: png_samples(name, number, size=8, num_classes=4)
+        name: [
+            replace(sample, origin=Origin(NAME.format(name, sample.serial) if built else None))
+            for sample in png_samples(name, number, size=8, num_classes=4)
+        ]
         for name, number in (("train", 7), ("val", 4))
     }
     first = samples["train"][0]
     samples["train"][6] = replace(first, key=naming.copy_key(first.key, 1), copy=1)
     manifest, storage, _ = manifests.load(new_set(samples, num_classes=4))
     classes = [ClassInfo(label=n, name=f"cat {n}", wnid=f"n0000{n}") for n in range(4)]
-    manifest = publish(storage, replace(manifest, classes=classes, fixes={"cmyk-to-rgb": 3}))
-    for split, found in samples.items() if with_plan else ():
-        for number, shard in enumerate(manifest.splits[split].shards):
-            mine = found[shard.first_id : shard.first_id + shard.num_samples]
-            names = [NAME.format(split, sample.source) for sample in mine]
-            put(storage, naming.references_path(split, number), references(mine, names))
-    return LoadedSet(manifest, storage)
+    provenance = replace(manifest.provenance, source="folder" if built else "writer")
+    changes = {"classes": classes, "fixes": {"cmyk-to-rgb": 3}, "provenance": provenance}
+    return LoadedSet(publish(storage, replace(manifest, **changes)), storage)
 
 
 def shown(renderable: object, width: int = 240) -> str:
@@ -111,14 +110,14 @@ def entry(name: str, reason: str) -> bytes:
     return json.dumps({"name": name, "split": "train", "reason": reason}).encode()
 
 
-@pytest.mark.parametrize("with_plan", [True, False])
+@pytest.mark.parametrize("built", [True, False])
 def test_the_name_of_a_quarantined_file_is_found_with_the_reason_and_another_is_said_to_be_unknown(
-    with_plan,
+    built,
 ):
-    manifest, storage, _ = made(with_plan=with_plan)
+    manifest, storage, _ = made(built=built)
     lines = entry("cat/uncut.png", "no"), entry("cat/cut.png", "is cut at byte 3")
     loaded = LoadedSet(quarantine(storage, manifest, *lines), storage)
-    unknown = "does not list it; check the spelling" if with_plan else "names are not available"
+    unknown = "does not list it; check the spelling" if built else "no build made this set"
     known = (
         r"no sample was made from '{}'; .*\.jsonl says why: cat/cut\.png \(split train\): is cut"
     )
@@ -131,31 +130,19 @@ def test_the_name_of_a_quarantined_file_is_found_with_the_reason_and_another_is_
         with pytest.raises(ConfigError, match=message):
             find_name(loaded, asked, split=split)
     storage.delete(naming.quarantine_path())
-    assert not with_plan or find_name(loaded, NAME.format("train", 1))
+    assert not built or find_name(loaded, NAME.format("train", 1))
     with pytest.raises(NotFound, match=r"quarantine\.jsonl"):
         find_name(loaded, "cut.png")
 
 
-def test_without_the_plan_keys_are_found_and_names_are_said_to_be_gone():
-    loaded = made(with_plan=False)
+def test_samples_that_no_build_made_are_found_by_key_and_have_no_names():
+    loaded = made(built=False)
     (sample,) = find_key(loaded, "val-000003")
     assert sample.name is None
     for samples in ([sample], samples_of_shard(loaded, "val", 0)):
-        assert NO_NAMES in shown(render_samples(samples))
-    with pytest.raises(ConfigError, match="original names are not available"):
+        assert NO_NAME in shown(render_samples(samples))
+    with pytest.raises(ConfigError, match=r"no build made this set, so .*; use --key"):
         find_name(loaded, "bild 2.PNG")
-
-
-def test_the_plan_of_another_build_names_nothing_and_a_damaged_one_is_an_error():
-    loaded = made()
-    plan, other = (naming.references_path("val", number) for number in (0, 1))
-    put(loaded.storage, plan, loaded.storage.read(other))
-    assert [s.name for s in samples_of_shard(loaded, "val", 0)] == [None, None]
-    with pytest.raises(ConfigError, match="of another build"):
-        find_name(loaded, "bild 3.PNG", split="val")
-    put(loaded.storage, plan, b"no arrow file at all")
-    with pytest.raises(DamagedShard, match=r"plan/shards/val-000000\.arrow: not a plan"):
-        samples_of_shard(loaded, "val", 0)
 
 
 def test_a_class_is_found_by_label_name_or_wnid_if_there_is_one():
@@ -232,12 +219,14 @@ def test_lines_to_another_program_are_not_folded(said, monkeypatch):
 def test_a_hostile_name_neither_styles_nor_moves_the_terminal_nor_breaks_the_line_of_an_error(
     said,
 ):
-    loaded = made()
-    manifest, storage, _ = loaded
     names = ["[bold red]\x1b[2J", "a\rb"]
-    samples = [StoredSample(key=f"val-00000{n}", fields=(), label=n, source=n) for n in range(2)]
-    put(storage, naming.references_path("val", 0), references(samples, names))
-    found = samples_of_shard(loaded, "val", 0)
+    samples = [
+        replace(sample, origin=Origin(name))
+        for sample, name in zip(png_samples("train", 2, size=8), names, strict=True)
+    ]
+    loaded = manifests.load(new_set(samples, num_shards=1, num_classes=4))
+    manifest, storage, _ = loaded
+    found = samples_of_shard(loaded, "train", 0)
     assert [sample.name for sample in found] == names
     text = shown(render_samples(found))
     assert all(part in text for part in ("[bold red]\\x1b[2J", "a\\rb"))
@@ -245,4 +234,4 @@ def test_a_hostile_name_neither_styles_nor_moves_the_terminal_nor_breaks_the_lin
     classes = [*manifest.classes[:3], ClassInfo(label=3, name="[red]a\n\x1b[2Jb")]
     publish(storage, replace(manifest, classes=classes))
     refused = said("inspect", storage.url, "--class", "owl", code=2)
-    assert refused.endswith(r"cat 2, [red]a\n\x1b[2Jb)" + "\n")
+    assert refused.endswith(r"class 2, [red]a\n\x1b[2Jb)" + "\n")

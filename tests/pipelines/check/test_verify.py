@@ -3,8 +3,8 @@
 import itertools
 from collections.abc import Callable
 
-import google_crc32c
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,12 +14,11 @@ from pipelines.check import verify as verification
 from pipelines.check.verify import VerifyReport, lines, verify
 from pipelines.plan import tables
 from pipelines.report.collect import collect
-from shardset.checksum import crc32c_text
+from shardset.checksum import crc32c_of, crc32c_text
 from shardset.errors import REPAIR, ManifestError
 from shardset.format import manifest as manifests
-from shardset.format import naming, table
-from shardset.format.index import index_from_bytes
-from shardset.format.manifest import IndexFile, Manifest
+from shardset.format import naming, rows
+from shardset.format.manifest import Manifest
 from shardset.format.shards import StoredShards
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
@@ -78,22 +77,24 @@ def change_shard(storage: Storage, manifest: Manifest, **changes) -> None:
     replace_shards(storage, manifest, "train", [replace(first, **changes), *others])
 
 
-def put_index(storage: Storage, manifest: Manifest, change: Callable[[np.ndarray], bytes]) -> None:
+def put_index(storage: Storage, manifest: Manifest, change: Callable[[pa.Table], bytes]) -> None:
     """Writes the first training shard's index anew, with right checksums everywhere."""
     path = naming.index_path(FIRST)
-    data = change(index_from_bytes(storage.read(path), path))
+    data = change(rows.from_bytes(storage.read(path), 4, path))
     put(storage, path, data)
-    entry = IndexFile(path=path, num_bytes=len(data), crc32c=crc32c_text(google_crc32c.value(data)))
+    first = manifest.splits["train"].shards[0]
+    crc32c = crc32c_text(crc32c_of(data))
+    entry = replace(first.index, num_bytes=len(data), crc32c=crc32c)
     change_shard(storage, manifest, index=entry)
 
 
 def change_index(storage: Storage, manifest: Manifest, **values) -> None:
     """The same with values of its second row changed."""
 
-    def changed(index: np.ndarray) -> bytes:
-        for column, value in values.items():
-            index[column][1] = value
-        return table.to_bytes(index)
+    def changed(index: pa.Table) -> bytes:
+        found = index.to_pylist()
+        found[1] |= values
+        return rows.to_bytes(pa.Table.from_pylist(found, index.schema))
 
     put_index(storage, manifest, changed)
 
@@ -182,7 +183,7 @@ def test_every_file_that_is_missing_changed_or_not_listed_is_named(deep):
     storage = fresh()
     sound(storage)
     missing = {"val/val-000000.tar", naming.index_path(SECOND), naming.quarantine_path()}
-    unlisted = {"train/train-000009.tar", "val/val-000002.idx.npy", "train/old/x.tar"}
+    unlisted = {"train/train-000009.tar", "val/val-000002.parquet", "train/old/x.tar"}
     for path in missing:
         storage.delete(path)
     for path in {FIRST, *unlisted}:
@@ -219,39 +220,33 @@ INDEX = naming.index_path(FIRST)
         *(
             (change_index, {column: value}, SAMPLE, f"the index says {column}")
             for column, value in {
-                "offset": 99,
                 "crc32c": 99,
-                "source": 99,
-                "key": b"nobody",
-                ".png": (512, 9),
-                ".cls": (0, 0),
+                "serial": 99,
+                "key": "nobody",
+                "png.bytes": 9,
+                "cls.offset": None,
+                "width": 9,
             }.items()
         ),
         (change_index, {"label": 10}, SAMPLE, "its label is 10, expected one of the 10 classes"),
         (
             put_index,
-            {"change": lambda index: table.to_bytes(index)[:-1] + b"x"},
+            {"change": lambda index: rows.to_bytes(index[:-1])},
             INDEX,
-            "1 rows do not fit their checks, the first is row 3;",
+            "not a shard index (3 rows, expected 4)",
         ),
         (
             put_index,
-            {"change": lambda index: table.to_bytes(index[:-1])},
+            {"change": lambda index: rows.to_bytes(index.drop_columns("label"))},
             INDEX,
-            "lists 3 samples, the manifest says 4",
-        ),
-        (
-            put_index,
-            {"change": lambda index: table.to_bytes(index).replace(b"<i8", b"<f8")},
-            INDEX,
-            "these 720 bytes are not a shard index",
+            "not a shard index (the columns crc32c, png.offset",
         ),
         (change_shard, {"sha256": "0" * 64}, FIRST, "its SHA-256 is"),
         (
             change_table,
-            {"table_sha256": "0" * 64},
+            {"tars_sha256": "0" * 64},
             TABLE,
-            "its SHA-256 differs from the manifest's; restore or rebuild the shard set",
+            "its SHA-256 of tars differs from the manifest's; restore or rebuild the shard set",
         ),
         (change_split, {"fields": ["png"]}, SAMPLE, "has a field 'cls', the manifest lists png"),
         (
@@ -265,7 +260,7 @@ INDEX = naming.index_path(FIRST)
             change_split,
             {"max_tar_bytes": 5},
             "split train",
-            "the bytes of its tars, of the largest tar and of the largest index are",
+            "the bytes of its tars and of the largest tar are",
         ),
     ],
 )

@@ -52,7 +52,7 @@ def test_the_card_types_its_columns_if_it_knows_them_and_names_the_classes():
     assert list(columns) == ["jpg", "cls", "png", "__key__", "__url__"]
     assert columns["cls"]["class_label"]["names"]["3"] == "class 3"
     assert manifest.digest in text
-    untyped = StoredSample(key="a", fields=(("png", b"x"), ("npy", b"x")), label=-1, source=0)
+    untyped = StoredSample(key="a", fields=(("png", b"x"), ("npy", b"x")), label=-1, serial=0)
     storage, _ = made(train=[untyped] * 4)
     export(storage.url, ["hf"])
     assert b"dataset_info" not in storage.read("README.md")
@@ -140,7 +140,7 @@ def test_rfdetr_and_openclip_get_the_samples_of_each_tar(tmp_path):
         with pytest.raises(ConfigError, match=f"{name} reads"):
             export(storage.url, [name])
     samples = [
-        StoredSample(key=f"{number}", fields=(("png", b"x"), ("json", b"{}")), label=-1, source=0)
+        StoredSample(key=f"{number}", fields=(("png", b"x"), ("json", b"{}")), label=-1, serial=0)
         for number in range(5)
     ]
     storage, manifest = made(train=samples, test=samples)

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from pipelines.build import build
 from pipelines.plan import tables
-from shardset.format.originals import open_frame
+from pipelines.plan.frames import open_frame
 from tests.makers.built import HERE, config_of
 from tests.makers.folders import write_images
 

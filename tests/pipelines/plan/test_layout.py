@@ -20,7 +20,7 @@ from pipelines.plan.layout import (
     plan_split,
     stored_samples,
 )
-from pipelines.plan.summaries import SplitCount, UnitSummary, unit_offsets
+from pipelines.plan.summaries import KnownCount, SplitCount, UnitSummary, unit_offsets
 from shardset.errors import ConfigError
 
 LABELS = st.lists(st.integers(-1, 4), min_size=1, max_size=60)
@@ -51,7 +51,7 @@ def all_placements(
             splits={
                 "train": SplitCount(num_samples=stop - start, strata=Counter(labels[start:stop]))
             },
-            fields={}, fixes={}, reasons=[], digest="",
+            fields={}, fixes={}, reasons=[], known=KnownCount(), digest="",
         )
         for number, (start, stop) in enumerate(pairwise(bounds))
     ]  # fmt: skip

@@ -4,7 +4,13 @@ import re
 
 import pytest
 
-from pipelines.plan.summaries import SplitCount, UnitSummary, merge, refuse_too_many_bad
+from pipelines.plan.summaries import (
+    KnownCount,
+    SplitCount,
+    UnitSummary,
+    merge,
+    refuse_too_many_bad,
+)
 from shardset.errors import TooManyBad
 
 
@@ -16,6 +22,7 @@ def summary(bad: int, raw: int = 2000) -> UnitSummary:
         fields={"train": {"jpg": raw - bad}},
         fixes={},
         reasons=["a.jpg: empty"],
+        known=KnownCount(),
         digest="",
     )
 

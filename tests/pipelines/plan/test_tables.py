@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.plan import tables
+from pipelines.plan.frames import REFERENCE
 from pipelines.plan.tables import Content, UnitRow
 from pipelines.sources.base import Extent
 from shardset.errors import ConfigError
-from shardset.format.originals import REFERENCE
 
 KEYS = st.lists(st.text() | st.text("aZ0_+=-/@.\n", max_size=80))
 

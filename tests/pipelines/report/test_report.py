@@ -46,7 +46,7 @@ def sample(
     label = made.label if label is None else label
     key = naming.copy_key(made.key, copy)
     fields = (("png", content), ("cls", str(label).encode()))
-    return StoredSample(key=key, fields=fields, label=label, source=serial, copy=copy)
+    return StoredSample(key=key, fields=fields, label=label, serial=serial, copy=copy)
 
 
 def samples(split: str, seeds: range) -> list[StoredSample]:
@@ -178,7 +178,7 @@ def test_only_so_many_images_are_decoded_and_the_page_says_so():
     assert "10 images of 44 were decoded" in text_of(found)
 
 
-TAR, INDEX = "train/train-000001.tar", "train/train-000001.idx.npy"
+TAR, INDEX = "train/train-000001.tar", "train/train-000001.parquet"
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_damage_that_comes_once_changes_nothing_of_the_page():
 
 def test_a_set_without_images_or_classes_or_of_damage_alone_has_a_page():
     words = [
-        StoredSample(key=f"k{n}", fields=(("txt", b"words"),), label=-1, source=n) for n in range(5)
+        StoredSample(key=f"k{n}", fields=(("txt", b"words"),), label=-1, serial=n) for n in range(5)
     ]
     storage, manifest = stored(num_classes=0, only=words)
     text = text_of(collected(storage, manifest))
@@ -238,7 +238,7 @@ def test_an_image_that_does_not_decode_is_named():
     deep = odd_images.encoded(Image.new("F", (8, 8)), "TIFF")
     deeps = [image_sample("deep", n, deep, "tif", 10) for n in range(2)]
     words = [
-        StoredSample(key=f"text{n}", fields=(("txt", b"same"),), label=-1, source=n)
+        StoredSample(key=f"text{n}", fields=(("txt", b"same"),), label=-1, serial=n)
         for n in range(2)
     ]
     cut = sample("train", 7, picture(7)[:200])

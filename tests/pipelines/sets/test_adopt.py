@@ -127,7 +127,7 @@ def test_a_tar_that_lacks_a_field_of_the_others_is_checked_as_they_are(tmp_path,
         files = members(number)[: 1 if number == 1 else None]
         add(tmp_path, f"t-{number}.tar", tar_bytes(files))
     adopted(tmp_path)
-    for verb, *flags in (["report"], ["catalog"], ["export", "--to", "hf,wids"]):
+    for verb, *flags in (["report"], ["export", "--to", "hf,wids"]):
         said(verb, tmp_path, *flags)
     assert "9 samples" in said("verify", tmp_path, "--deep")
 
@@ -248,7 +248,7 @@ def test_the_manifest_may_lie_above_the_tars_and_nowhere_else(tmp_path):
 def test_kills_leave_no_manifest_and_lose_no_finished_index(tmp_path, monkeypatch):
     write_tars(tmp_path, 0, 1, 2)
     write = LocalStorage.writer
-    for dies_at in ("t-1.idx.npy", "plan/tars/t-1.tar.json", "t/shards.npy", "manifest.json"):
+    for dies_at in ("t-1.parquet", "plan/tars/t-1.tar.json", "t/shards.npy", "manifest.json"):
 
         def writer(self, name, dies_at=dies_at, **options):
             if name == dies_at:
@@ -260,9 +260,9 @@ def test_kills_leave_no_manifest_and_lose_no_finished_index(tmp_path, monkeypatc
             adopted(tmp_path)
         assert not (tmp_path / "manifest.json").exists()
         monkeypatch.undo()
-    first = (tmp_path / "t-0.idx.npy").stat().st_mtime_ns
+    first = (tmp_path / "t-0.parquet").stat().st_mtime_ns
     assert adopted(tmp_path).split("t").num_samples == 12
-    assert (tmp_path / "t-0.idx.npy").stat().st_mtime_ns == first
+    assert (tmp_path / "t-0.parquet").stat().st_mtime_ns == first
     assert ours(tmp_path) == stock(tmp_path)
 
 
@@ -270,7 +270,7 @@ def test_a_rerun_reads_only_tars_that_changed_or_are_new(tmp_path):
     write_tars(tmp_path, 0, 1, 2)
     first = adopted(tmp_path)
     assert adopted(tmp_path) == first
-    times = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.npy")}
+    times = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.parquet")}
     add(tmp_path, "t-1.tar", tar_bytes(members(5)))
     add(tmp_path, "t-3.tar", tar_bytes(members(6)))
     with pytest.raises(
@@ -281,23 +281,23 @@ def test_a_rerun_reads_only_tars_that_changed_or_are_new(tmp_path):
     assert adopted(tmp_path).split("t").num_samples == 16
     changed = {
         path.name
-        for path in tmp_path.glob("*.npy")
+        for path in tmp_path.glob("*.parquet")
         if times.get(path.name) != path.stat().st_mtime_ns
     }
-    assert changed == {"t-1.idx.npy", "t-3.idx.npy"}
+    assert changed == {"t-1.parquet", "t-3.parquet"}
     assert ours(tmp_path) == stock(tmp_path)
 
 
-def test_tars_with_different_fields_are_groups_of_one_split(tmp_path):
+def test_tars_with_different_fields_are_one_group(tmp_path):
     add(tmp_path, "t-0.tar", tar_bytes([("0.txt", b"x"), ("0.cls", b"3")]))
     add(
         tmp_path,
         "t-1.tar",
         tar_bytes([("1.json", b'{"label": 1}'), ("1.txt", b"y"), ("2.txt", b"z")]),
     )
-    split = adopted(tmp_path).split("t")
-    assert [group.fields for group in split.groups] == [["cls", "txt"], ["json", "txt"]]
-    assert split.fields == ["cls", "txt", "json"]
+    manifest = adopted(tmp_path)
+    assert patterns(manifest) == {"t": ["t-{0..1}.tar"]}
+    assert manifest.split("t").fields == ["cls", "txt", "json"]
     assert ours(tmp_path) == stock(tmp_path)
 
 
@@ -336,7 +336,7 @@ def test_no_change_touches_adopted_tars(tmp_path):
     raw = write_images(tmp_path / "raw", ["train/a/0.png"])
     for change in (
         lambda: built(config_of(raw, tmp_path, overwrite=True)),
-        lambda: built(config_of(raw, tmp_path, append="none")),
+        lambda: built(config_of(raw, tmp_path, append="store")),
         lambda: forget(tmp_path, "a"),
     ):
         with pytest.raises(ConfigError, match="adopted: shardset neither changes nor removes them"):

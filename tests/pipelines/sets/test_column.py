@@ -250,7 +250,7 @@ def test_a_rerun_writes_only_what_is_missing_and_other_values_need_another_name(
     times = [path.stat().st_mtime_ns for path in tars]
     assert written(folder, "logits", source, split="train") == first
     (folder / "columns/logits/manifest.json").unlink()
-    (folder / "columns/logits/train/train-000001.idx.npy").unlink()
+    (folder / "columns/logits/train/train-000001.parquet").unlink()
     assert written(folder, "logits", source, split="train") == first
     same = [path.stat().st_mtime_ns == time for path, time in zip(tars, times, strict=True)]
     assert same == [True, False, True]

@@ -150,9 +150,10 @@ def test_the_commands_of_the_page_run_as_they_stand(tmp_path):
         documented.run(documented.words_of(command, {"gs://bucket/set": "shards"}), tmp_path)
         for command in documented.commands_of("docs/how-to/versions.md")
     ]
-    assert "paper is version 2" in said[1]
-    assert said[2].count("version") == 2
-    assert said[3] == "the same samples\n"
-    assert "2 samples dropped" in said[4]
-    assert "not reached: object versions" in said[5]
+    assert "0 not repaired" in said[1]
+    assert "paper is version 2" in said[2]
+    assert said[3].count("version") == 2
+    assert said[4] == "the same samples\n"
+    assert "2 samples dropped" in said[5]
+    assert "not reached: object versions" in said[6]
     assert number_of(str(tmp_path / "shards")) == 3

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shlex
 import uuid
 
@@ -12,7 +13,6 @@ from msgspec.structs import replace
 from pyarrow import parquet
 
 import shardset
-from pipelines.sets.catalog import write_catalog
 from pipelines.sets.view import Choice, make_view
 from shardset.errors import ConfigError, ShardsetError
 from shardset.format.manifest import load
@@ -110,29 +110,32 @@ def test_of_samples_with_one_image_the_first_is_kept():
     assert ids_of(made((new_set(samples), None), drop_duplicates=True)) == [0, 1, 2, 3, 5, 6]
 
 
-def test_sql_chooses_by_the_catalogue(whole):
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        ("label = 3 or key = 'train-000008'", sorted([8, *range(3, NUM_TRAIN, 10)])),
+        ("width = 16 and class = 'class 2' and id < 20", [2, 12]),
+        ("name is null and json is null and copy = 0 and serial = 9", [9]),
+    ],
+)
+def test_sql_chooses_by_what_is_known_of_samples(whole, where, found):
     pytest.importorskip("duckdb")
-    with pytest.raises(ConfigError, match="shardset catalog"):
-        made(small_set(), where="label = 3")
-    write_catalog(whole[0])
-    found = ids_of(made(whole, where="label = 3 or key = 'train-000008'"))
-    assert found == sorted([8, *range(3, NUM_TRAIN, 10)])
-    with pytest.raises(
-        ConfigError, match=r"FROM clause! Candidate .*; columns are id, key, label, class, width"
-    ):
-        made(whole, where="loss > 3")
+    assert ids_of(made(whole, where=where)) == found
 
 
 def test_sql_is_one_expression_that_reads_no_files_and_changes_nothing(whole, tmp_path):
     pytest.importorskip("duckdb")
+    with pytest.raises(
+        ConfigError, match=r"FROM clause! Candidate .*; columns are id, label, class, bytes, key"
+    ):
+        made(whole, where="loss > 3")
     (tmp_path / "ids.csv").write_text("id\n1\n")
-    write_catalog(whole[0])
     for where in (
         f"id in (select id from read_csv('{tmp_path}/ids.csv'))",
         f"id in (select id from '{tmp_path}/ids.csv')",
-        f"true); copy (select 1) to '{tmp_path}/stolen.csv'; select id from catalog where (true",
+        f"true); copy (select 1) to '{tmp_path}/stolen.csv'; select id from samples where (true",
         "true) union select 1 as id where (true",
-        "id in (select id from catalog)",  # a variable of this program
+        "id in (select id from samples)",  # a variable of this program
         "",
     ):
         with pytest.raises(ConfigError, match="--where"):
@@ -199,7 +202,7 @@ def test_a_build_makes_a_view_a_set_of_its_own(tmp_path, said):
         url, loaded, id=[3, 17, 18, 19, 40], label=[7, 7, -1, 9, 0], split=["val", *["train"] * 4]
     )
     source = "--source", "shardset", "--input", view, "--num-shards", 1
-    said("build", *source, "--output", tmp_path / "own", "--catalog", "--no-report", *HERE)
+    said("build", *source, "--output", tmp_path / "own", "--no-report", *HERE)
     own = load(str(tmp_path / "own"))
     counts = {name: split.num_samples for name, split in own.manifest.splits.items()}
     assert counts == {"test": 20, "train": 4, "val": 1}
@@ -214,10 +217,10 @@ def test_a_build_makes_a_view_a_set_of_its_own(tmp_path, said):
         assert samples["train-000040"].fields == stored["train-000040"].fields
     with shardset.open(own, "val") as samples:
         assert (samples[0].label, samples[0].fields["cls"]) == (7, b"7")
-    assert parquet.read_table(tmp_path / "own" / "train" / "train-000000.parquet").num_rows == 4
 
 
 def test_the_page_of_views_works_as_it_stands(tmp_path, monkeypatch, said, capsys):
+    duckdb = pytest.importorskip("duckdb")
     small_set(str(tmp_path))
     (tmp_path / "set").rename(tmp_path / "shards")
     monkeypatch.chdir(tmp_path)
@@ -226,6 +229,8 @@ def test_the_page_of_views_works_as_it_stands(tmp_path, monkeypatch, said, capsy
         if verb != "train":
             said(verb, *words, *["--no-report", *HERE] * (verb == "build"))
     assert load("small").part("val").selection.num_kept == 12
+    [asked] = re.findall(r'duckdb -c "(.*)"', page("docs/how-to/select.md"))
+    assert sorted(duckdb.sql(asked).fetchall()) == [(label, 6, 16.0) for label in range(10)]
     balance, by_hand = python_of(page("docs/how-to/select.md"))
     exec(balance, {})
     assert capsys.readouterr().out.splitlines()[-1] == "[0 0 0 0 1 1 1 1]"

@@ -221,7 +221,7 @@ def test_files_that_number_categories_otherwise_give_the_same_classes(tmp_path):
     assert [one["category_id"] for one in stored] == [3, 7, 8]
     renumbered = {"annotations": [annotation(0, 0, 1)], "images": images}
     renumbered["categories"] = ['{"id": 1, "name": "owl"}', '{"id": 3, "name": "cow"}']
-    appending = config(tmp_path, renumbered, "c", append="none")
+    appending = config(tmp_path, renumbered, "c", append="store")
     built(appending)
     manifest = verified(tmp_path / "out")
     assert [(one.name, one.category_id) for one in manifest.classes] == [*classes, ("cow", 9)]
@@ -231,7 +231,7 @@ def test_files_that_number_categories_otherwise_give_the_same_classes(tmp_path):
 def test_samples_without_annotations_have_no_boxes_in_a_set_of_coco(tmp_path):
     write_images(tmp_path, ["raw/5.png", "more/dog/x.png"])
     built(config(tmp_path, {"annotations": BOXES[:1], "images": IMAGES[:1]}))
-    built(config_of(tmp_path / "more", tmp_path / "out", num_shards={"": 1}, append="none"))
+    built(config_of(tmp_path / "more", tmp_path / "out", num_shards={"": 1}, append="store"))
     verified(tmp_path / "out")
     [batch] = shardset.Stream(
         str(tmp_path / "out"),

@@ -4,6 +4,7 @@ its own sentence.
 
 import hashlib
 import json
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -46,7 +47,7 @@ def change(spoilt: dict[str, Any], path: str, new: object) -> None:
 
 
 def test_the_digest_of_the_golden_manifest_is_frozen():
-    frozen = "42dad5d1bfab4a9400be265650e4914d6d94d544fe3042c30d5a715eaab22625"
+    frozen = "e924df45b0b5367aca34128aca53c891d5473143c3c4d37b8182997746e59c71"
     assert parse(GOLDEN).digest == frozen, golden.REGENERATE
 
 
@@ -56,11 +57,12 @@ def test_what_is_written_is_read_back_and_written_the_same():
     assert to_json(parse(GOLDEN)) == GOLDEN
 
 
-def test_the_digest_is_that_of_the_file_without_its_white_space_and_its_own_value():
+def test_the_digest_is_that_of_the_file_without_white_space_its_own_value_and_crcs_of_tables():
     digest = value()["digest"]
     compact = msgspec.json.format(GOLDEN, indent=-1).replace(digest.encode(), b"")
     assert json.loads(compact) == {**value(), "digest": ""}
-    assert hashlib.sha256(compact).hexdigest() == digest
+    blank = re.sub(rb'("table_crc32c":)"[^"]{8}"', rb'\1""', compact)
+    assert hashlib.sha256(blank).hexdigest() == digest
 
 
 def test_totals_of_classes_are_on_one_line_and_texts_are_left_alone():
@@ -134,9 +136,9 @@ def test_a_missing_field_is_named(name):
         ),
         ("splits", [], r"Expected `object`, got `array` - at `\$.splits`"),
         (
-            "splits/train/groups/0/table_sha256",
+            "splits/train/groups/0/tars_sha256",
             "ab",
-            r"regex .* - at `\$.splits\[...\].groups\[0\].table_sha256`",
+            r"regex .* - at `\$.splits\[...\].groups\[0\].tars_sha256`",
         ),
         (
             "splits/train/groups/0/shards",
@@ -228,7 +230,7 @@ def test_a_wrong_digest_is_refused():
 @given(st.integers(0, len(GOLDEN)), st.integers(0, len(GOLDEN)), st.binary(max_size=4))
 def test_a_cut_or_a_patch_anywhere_is_refused_or_means_the_same(start, stop, patch):
     with suppress(ManifestError):
-        assert parse(GOLDEN[:start] + patch + GOLDEN[stop:]) == parse(GOLDEN)
+        assert parse(GOLDEN[:start] + patch + GOLDEN[stop:]).digest == value()["digest"]
 
 
 def test_the_published_schema_is_the_one_of_the_code():

@@ -22,7 +22,7 @@ ACCEPTED = {
     naming.is_member: ["a.jpg", "train/n01/x_1.seg.png", "a@1.cls"],
     naming.is_shard_file: [
         "train/train-000012.tar",
-        "train/train-000012.idx.npy",
+        "train/train-000012.parquet",
         "a/b-1234567.tar",
     ],
     naming.is_relative: ["train/train-000000.tar", "a", "a..b/c...d", "a b/ü"],
@@ -98,5 +98,5 @@ def test_a_key_ends_at_the_first_dot_of_the_base_name(member, expected):
 
 def test_paths_are_frozen():
     assert naming.shard_path("train", "train", 12) == "train/train-000012.tar"
-    assert naming.index_path("train/train-000012.tar") == "train/train-000012.idx.npy"
+    assert naming.index_path("train/train-000012.tar") == "train/train-000012.parquet"
     assert naming.references_path("val", 4) == "plan/shards/val-000004.arrow"

@@ -35,7 +35,9 @@ def storage(tmp_path) -> Storage:
 
 def listed(sizes: list[int]) -> list[Shard]:
     """Shards of these sizes, of which none is stored."""
-    index = IndexFile(path="", num_bytes=9, crc32c="AAAAAA==")
+    index = IndexFile(
+        path="", num_bytes=9, crc32c="AAAAAA==", footer_bytes=8, footer_crc32c="AAAAAA=="
+    )
     return [
         Shard(
             path="",
@@ -65,7 +67,7 @@ def test_shards_have_the_paths_ids_and_sizes_that_were_written(storage):
     assert [shard.path for shard in split.shards] == [
         f"train/train-{number:06d}.tar" for number in range(5)
     ]
-    assert [shard.index.path for shard in split.shards][1:2] == ["train/train-000001.idx.npy"]
+    assert [shard.index.path for shard in split.shards][1:2] == ["train/train-000001.parquet"]
     assert [shard.num_samples for shard in split.shards] == split.shard_sizes == [2, 3, 2, 3, 3]
     assert [shard.first_id for shard in split.shards] == [0, 2, 5, 7, 10]
     assert [shard.num_bytes for shard in split.shards] == [

@@ -9,24 +9,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import google_crc32c
-import numpy as np
+import pyarrow as pa
 import pytest
 import webdataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 from webdataset.tariterators import tar_file_iterator
 
 from shardset.checksum import crc32c_text
 from shardset.errors import ConfigError, DamagedShard
+from shardset.format import manifest as manifests
 from shardset.format import table
 from shardset.format.images import is_image_field
-from shardset.format.index import (
-    MAX_FIELDS,
-    index_dtype,
-    index_fields,
-    index_from_bytes,
-)
-from shardset.format.naming import is_key
+from shardset.format.naming import MANIFEST, is_key
+from shardset.format.rows import fields_of, from_bytes
+from shardset.format.shards import SHARD_DTYPE, TAR_FACTS
 from shardset.format.tar import (
     BLOCK,
     END,
@@ -43,7 +41,7 @@ from tests.makers.tars import special, tar_bytes, tar_of
 
 SHARD = golden.FOLDER / "train/train-000000.tar"
 SMALL = (golden.FOLDER / "validation/validation-000000.tar").read_bytes()
-SMALL_INDEX = (golden.FOLDER / "validation/validation-000000.idx.npy").read_bytes()
+SMALL_INDEX = (golden.FOLDER / "validation/validation-000000.parquet").read_bytes()
 SAMPLES = golden.samples()["train"][:2]
 
 keys = st.from_regex(r"[A-Za-z0-9_+=-]{1,20}(/[A-Za-z0-9_+=-]{1,20}){0,2}", fullmatch=True)
@@ -52,13 +50,13 @@ contents = st.dictionaries(
 )
 samples = st.dictionaries(keys, contents, min_size=1, max_size=4).map(
     lambda found: [
-        StoredSample(key=key, fields=list(fields.items()), label=-1, source=number)
+        StoredSample(key=key, fields=list(fields.items()), label=-1, serial=number)
         for number, (key, fields) in enumerate(found.items())
     ]
 )
 
 
-def shard_of(found: Sequence[StoredSample], fields: Sequence[str] = ()) -> tuple[bytes, np.ndarray]:
+def shard_of(found: Sequence[StoredSample], fields: Sequence[str] = ()) -> tuple[bytes, pa.Table]:
     builder = TarBuilder(fields)
     data = b"".join([*(builder.add(sample) for sample in found), builder.finish()])
     assert builder.num_bytes == len(data)
@@ -96,11 +94,20 @@ def with_checksum(block: bytes) -> bytes:
 # ----------------------------------------------------------------------------------------
 
 
+def facts_of(name: str, data: bytes) -> object:
+    """What a file says, whatever version of Arrow wrote the indexes."""
+    if name.endswith(".parquet"):
+        return parquet.read_table(pa.BufferReader(data))
+    if name.endswith(".npy"):
+        return table.rows_of(data, SHARD_DTYPE)[TAR_FACTS].tolist()
+    return manifests.parse(data).digest if name == MANIFEST else data
+
+
 @pytest.mark.parametrize("name", golden.shard_set_files())
 def test_every_file_of_the_golden_set_is_frozen(name):
-    # The digest of its manifest is frozen too, and that names the checksums of all others.
+    # The digest of its manifest is frozen too, and that names the checksums of all tars.
     made, kept = golden.shard_set_files()[name], (golden.FOLDER / name).read_bytes()
-    assert made == kept, golden.REGENERATE
+    assert facts_of(name, made) == facts_of(name, kept), golden.REGENERATE
 
 
 def gnu_tar(*arguments: str, folder: Path = golden.FOLDER) -> bytes:
@@ -140,7 +147,7 @@ def test_stock_webdataset_reads_a_shard():
 
 @given(st.from_regex(r"[a_]{0,5}(/[a_]{1,5}){0,2}", fullmatch=True).filter(is_key))
 def test_stock_webdataset_leaves_out_no_sample_for_its_key(key):
-    data, _ = shard_of([StoredSample(key=key, fields=[("jpg", b"x")], label=0, source=0)])
+    data, _ = shard_of([StoredSample(key=key, fields=[("jpg", b"x")], label=0, serial=0)])
     [found] = tar_file_iterator(io.BytesIO(data))
     assert found["fname"] == f"{key}.jpg"
 
@@ -167,78 +174,32 @@ def test_tarfile_and_members_agree_on_any_samples(found):
 def test_every_field_stands_where_the_index_says(found):
     data, index = shard_of(found, ["cls", "jpg"])
     groups = list(sample_members(members(data, "here")))
-    assert index["offset"].tolist() == [group[0].header_offset for group in groups]
-    assert index["crc32c"].tolist() == crcs(data, groups)
-    assert index_fields(index)[:2] == ["cls", "jpg"]
-    for row, sample in zip(index, found, strict=True):
-        assert row["key"].decode() == sample.key
-        assert (row["label"], row["source"], row["copy"]) == (
-            sample.label,
-            sample.source,
-            sample.copy,
-        )
+    assert index["crc32c"].to_pylist() == crcs(data, groups)
+    fields = fields_of(index.column_names)
+    assert fields[:2] == ["cls", "jpg"]
+    for row, sample in zip(index.to_pylist(), found, strict=True):
+        for name in ("key", "label", "serial", "copy"):
+            assert row[name] == getattr(sample, name)
         images = [bytes(content) for name, content in sample.fields if is_image_field(name)]
         assert row["image_crc32c"] == google_crc32c.value(images[0] if images else b"")
-        for name in index_fields(index):
-            offset, num_bytes = row[f".{name}"].tolist()
+        for name in fields:
+            offset, num_bytes = row[f"{name}.offset"], row[f"{name}.bytes"]
             expected = dict(sample.fields).get(name)
             assert (data[offset : offset + num_bytes] if offset else None) == expected
-
-
-def test_an_index_has_room_for_the_names_of_many_fields():
-    index = np.zeros(
-        1, index_dtype([f"a-long-field-{number:03d}" for number in range(MAX_FIELDS)], 83)
-    )
-    assert index_from_bytes(table.to_bytes(index), "here").dtype == index.dtype
-    with pytest.raises(ValueError, match="too big"):
-        table.to_bytes(
-            np.zeros(1, index_dtype([f"a-long-field-{number}" for number in range(1200)], 83))
-        )
-
-
-def npy(array: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=True)
-    return buffer.getvalue()
-
-
-GOOD = index_dtype(["jpg", "cls"], 8)
-CODE = b"dict(descr=[('key', '|S8')], fortran_order=False, shape=(2,))"
-"""A header for a reader that would run it."""
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        SMALL_INDEX[:-1],
-        npy(np.array([{"label": 1}, None], dtype=object)),
-        npy(np.zeros(2, [("key", "S8")])),
-        # a development version's
-        npy(np.zeros(2, [(name, GOOD[name]) for name in GOOD.names[:-1]])),
-        npy(np.zeros((2, 2), GOOD)),
-        b"\x93NUMPY\x01\x00" + len(CODE).to_bytes(2, "little") + CODE,
-        # a claim of more samples than there are bytes
-        npy(np.zeros(1, GOOD)).replace(b"(1,), }", b"(2,), }"),
-    ],
-)
-def test_what_is_no_index_is_refused(data):
-    with pytest.raises(DamagedShard, match=r"here: these \d+ bytes are not a shard index"):
-        index_from_bytes(data, "here")
 
 
 # --- damage ---------------------------------------------------------------------------------------
 
 
-def check(data: bytes, index: np.ndarray) -> None:
+def check(data: bytes, index: pa.Table) -> None:
     """Raises DamagedShard unless `data` is a shard with the contents that `index` lists."""
     groups = list(sample_members(members(data, "here")))
-    if crcs(data, groups) != index["crc32c"].tolist():
+    if crcs(data, groups) != index["crc32c"].to_pylist():
         raise DamagedShard("contents")
 
 
 def test_every_flipped_bit_of_a_shard_is_found():
-    index = index_from_bytes(SMALL_INDEX, "here")
+    index = from_bytes(SMALL_INDEX, 1, "here")
     check(SMALL, index)
     for place in range(len(SMALL)):
         for bit in range(8):

@@ -1,22 +1,37 @@
-"""Indexes of shards: whole and compared, or by ranges, and those that a table keeps."""
+"""Indexes of shards: whole and compared, or by groups of rows, and those that a table keeps.
+
+Of large ones a few groups are read: the same rows, few bytes, and no damage gets through.
+"""
 
 import itertools
+import pickle
+import random
 import threading
+import uuid
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from shardset.errors import DamagedShard, NotFound
-from shardset.format.manifest import Shard
+from shardset.errors import DamagedShard, NotFound, TransientError
+from shardset.format.manifest import Shard, load
+from shardset.format.rows import GROUP_ROWS, schema_of
 from shardset.format.shards import StoredShards
+from shardset.format.tar import StoredSample
 from shardset.order.budget import INDEX_BYTES
-from shardset.read.indexes import ShardTable, read_index, read_rows
+from shardset.read.addresses import columns_of
+from shardset.read.blocks import BlockSampleReader
+from shardset.read.indexes import ShardTable, read_footer, read_groups, read_index
+from shardset.read.remote import RemoteReader
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers.objects import flipped, put
 from tests.makers.once import DamagesOnce
-from tests.makers.shardset import png_samples, write_shard_set
+from tests.makers.reading import RecordingStorage, addresses_of, order_of, rank_slots
+from tests.makers.shardset import new_set, png_samples, write_shard_set
 from tests.shardset.read.conftest import at
 
 _counter = itertools.count()
@@ -28,35 +43,12 @@ def made() -> tuple[Storage, Shard]:
     return storage, manifest.split("train").shards[0]
 
 
-def test_only_the_rows_that_are_asked_for_are_read_and_in_their_order():
-    storage, shard = made()
-    whole = read_index(storage, shard)
-    # What is not asked for may be gone: zeros in place of the header and the rows before and after.
-    data, item = storage.read(shard.index.path), whole.itemsize
-    first, last = len(data) - 40 * item, len(data) - 37 * item
-    put(storage, shard.index.path, bytes(first) + data[first:last] + bytes(len(data) - last))
-    found = read_rows(DamagesOnce(storage, turn=9), shard, ["png", "cls"], [22, 20, 20])
-    assert found.tolist() == whole[[22, 20, 20]].tolist()
-    with pytest.raises(DamagedShard, match="crc32c is"):
-        read_rows(storage, shard, ["png", "cls"], [20, 22])
-
-
-@pytest.mark.parametrize("fields", [["png"], ["png", "cls", "json"]])
-def test_an_index_of_another_size_than_its_fields_make_is_told_to_be_built_again(fields):
-    storage, shard = made()
-    with pytest.raises(
-        DamagedShard,
-        match=r"train-000000.idx.npy: (no index of 60 samples .* build the set again|row 3 does)",
-    ):
-        read_rows(storage, shard, fields, [3])
-
-
 @pytest.mark.parametrize("place", [0, 30, -1], ids=["header", "fields", "row"])
 def test_a_whole_index_is_compared_with_the_manifest(place):
     storage, shard = made()
     data = storage.read(shard.index.path)
     put(storage, shard.index.path, flipped(data, place % len(data)))
-    with pytest.raises(DamagedShard, match=r"idx\.npy: .* with crc32c .*, expected"):
+    with pytest.raises(DamagedShard, match=r"parquet: .* with crc32c .*, expected"):
         read_index(storage, shard)
     storage.delete(shard.index.path)
     with pytest.raises(
@@ -143,7 +135,7 @@ def test_of_several_indexes_the_damaged_one_is_named_and_no_thread_is_left(table
     put(storage.inner, name, storage.inner.read(name)[:-1] + b"x")
     with pytest.raises(
         DamagedShard,
-        match=r"train-000001.idx.npy: .* the index of shard train/train-000001.tar is damaged",
+        match=r"train-000001.parquet: .* the index of shard train/train-000001.tar is damaged",
     ):
         at(table, (0, 0), (1, 0), (2, 0))
     assert set(threading.enumerate()) <= before
@@ -156,3 +148,176 @@ def test_a_sample_whose_index_is_gone_is_named_by_its_number(table):
     assert table.describe(address).endswith(
         f"train-000001.tar: sample number 4 at byte {address.start}"
     )
+
+
+# --- large indexes --------------------------------------------------------------------------------
+
+NUM_GROUPS = 8
+SIZE = NUM_GROUPS * GROUP_ROWS - 100
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """A set of three shards with large indexes, for tests that change nothing."""
+    samples = [
+        StoredSample(
+            key=f"train-{number:06d}",
+            fields=(("bin", number.to_bytes(8, "little")), ("cls", b"%d" % (number % 10))),
+            label=number % 10,
+            serial=number,
+        )
+        for number in range(3 * SIZE)
+    ]
+    manifest, storage, _ = load(new_set(samples, num_shards=3))
+    return RecordingStorage(storage), manifest.split("train")
+
+
+@pytest.fixture
+def large(shared):
+    """The indexes of a copy of that set, to be damaged."""
+    storage, split = shared
+    copy = open_storage(f"memory://{uuid.uuid4().hex}/set")
+    for stat in storage.inner.list():
+        put(copy, stat.name, storage.inner.read(stat.name))
+    recording: Any = RecordingStorage(copy)
+    return ShardTable(recording, split)
+
+
+def shards_read(table):
+    """The shard of each read of an index."""
+    paths = [shard.index.path for shard in table.split.shards]
+    return [paths.index(name) for name, *_ in table.storage.reads if name in paths]
+
+
+BORDERS = [0, GROUP_ROWS - 1, GROUP_ROWS, 2 * GROUP_ROWS, SIZE - SIZE % GROUP_ROWS, SIZE - 1]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from(BORDERS) | st.integers(0, SIZE - 1)),
+        min_size=1,
+    )
+)
+def test_rows_read_alone_are_those_of_whole_indexes(shared, wanted):
+    storage, split = shared
+    shards, positions = (np.array(column) for column in zip(*wanted, strict=True))
+    few, whole = (
+        ShardTable(storage, split, with_keys=True, by_rows=by_rows) for by_rows in (True, False)
+    )
+    # what is held before, and what is not
+    for half in (slice(0, (len(wanted) + 1) // 2), slice(None)):
+        found, expected = (table.addresses(shards[half], positions[half]) for table in (few, whole))
+        assert found.rows.tobytes() == expected.rows.tobytes()
+        assert (found.keys, list(found)) == (expected.keys, list(expected))
+
+
+def test_a_group_takes_one_request_and_the_footer_another(large):
+    slots = np.full(100, 1), np.arange(GROUP_ROWS, GROUP_ROWS + 100)
+    large.addresses(*slots)
+    index = large.split.shards[1].index
+    footer, group = ((start, stop) for _, start, stop, _ in large.storage.reads)
+    assert footer == (index.num_bytes - index.footer_bytes, index.num_bytes)
+    assert group[1] - group[0] < (index.num_bytes - index.footer_bytes) / NUM_GROUPS
+    large.addresses(*slots)
+    assert shards_read(large) == [1, 1]
+    at(large, (1, 5), (0, SIZE - 1))
+    assert sorted(shards_read(large)[2:]) == [0, 0, 1]
+
+
+def test_from_a_quarter_of_its_rows_on_an_index_is_read_whole(large):
+    for group in range(NUM_GROUPS):
+        at(large, (0, group * GROUP_ROWS))
+    assert shards_read(large) == 4 * [0]
+    assert [stop is None for *_, stop, _ in large.storage.reads] == [False, False, False, True]
+
+
+def test_rows_beyond_the_budget_are_read_again(large):
+    table = ShardTable(large.storage, large.split, budget_bytes=4)
+    for shard in (0, 0, 1, 0):
+        at(table, (shard, 5))
+    assert shards_read(table) == [0, 0, 1, 1, 0, 0]
+
+
+def test_a_flipped_bit_of_a_large_index_is_an_error_that_names_it_and_other_groups_are_read(shared):
+    storage, split = shared
+    shard, groups, draw = split.shards[1], range(NUM_GROUPS), random.Random(0)
+    data, footer = storage.inner.read(shard.index.path), read_footer(storage, shard)
+    columns = [columns_of(split), schema_of(split.fields).names]
+    ranges = {(group, n): footer.byte_range(group, columns[n]) for group in groups for n in (0, 1)}
+    good = {
+        (group, n): read_groups(storage, shard, footer, [group], columns[n]) for group, n in ranges
+    }
+    footer_start = len(data) - shard.index.footer_bytes
+    # the mark, headers of pages, the footer, and anything
+    places = [0, footer_start, len(data) - 5, *(start + 2 for start, _ in ranges.values())]
+    places += draw.sample(range(footer_start, len(data)), 20) + draw.sample(range(len(data)), 60)
+    for place in places:
+        inner = open_storage(f"memory://{uuid.uuid4().hex}/set")
+        put(inner, shard.index.path, flipped(data, place, 1 << draw.randrange(8)))
+        damaged = DamagesOnce(inner, turn=99)  # keeps no checksums, as a disk or a web server
+
+        def refuses(read, *arguments, storage=damaged):
+            with pytest.raises(
+                DamagedShard, match=r"000001.parquet: .*/train-000001.tar is damaged"
+            ):
+                read(storage, shard, *arguments)
+
+        refuses(read_index)
+        if place >= footer_start:
+            refuses(read_footer)
+            continue
+        found = read_footer(damaged, shard)
+        for (group, n), (start, stop) in ranges.items():
+            if start <= place < stop:
+                refuses(read_groups, found, [group], columns[n])
+            else:
+                rows = read_groups(damaged, shard, found, [group], columns[n])
+                assert rows.equals(good[group, n])
+
+
+@pytest.mark.parametrize("what", ["cut", "gone", "longer", "flipped"])
+def test_an_index_that_is_not_the_one_of_the_manifest_is_an_error(large, what):
+    storage, name = large.storage.inner, large.split.shards[1].index.path
+    data = storage.read(name)
+    if what == "gone":
+        storage.delete(name)
+    else:
+        put(storage, name, {"cut": data[:300], "longer": data + b"x"}.get(what, flipped(data, 9)))
+    with pytest.raises(
+        DamagedShard, match=r"000001.parquet: .*the index of shard train/train-000001.tar is"
+    ):
+        at(large, (1, 7))
+
+
+def test_a_copy_in_another_process_reads_for_itself(large):
+    large.storage = large.storage.inner
+    found, again = (
+        at(one, (1, 3), (0, 4), (2, 2100)) for one in (large, pickle.loads(pickle.dumps(large)))
+    )
+    assert found.rows.tobytes() == again.rows.tobytes()
+
+
+def test_a_bucket_that_does_not_answer_is_no_damage(large):
+    def fail(number, read):
+        if read == large.split.shards[1].index.path:
+            raise TransientError("no answer after 5 tries")
+
+    large.storage.before = fail
+    with pytest.raises(TransientError):
+        at(large, (1, 7))
+
+
+def test_the_rows_of_blocks_are_read_together_after_the_first_batch(large):
+    order = order_of(large.split, block_size=512, window=256)
+    reader = RemoteReader(large, 8)
+    reads = BlockSampleReader(order, large, reader, 1 << 30)
+    for step in (0, 1):
+        slots = rank_slots(order, 0, step, 0, 1)
+        reads.prepare(0, slots)
+        before = shards_read(large)
+        addresses = addresses_of(large, order, slots.ids)
+        contents = list(reads.read_step(0, slots, addresses).contents(0, len(slots.ids)))
+        assert [int.from_bytes(each[0], "little") for each in contents] == slots.ids.tolist()
+    assert shards_read(large) == before
+    reader.close()

@@ -24,8 +24,8 @@ def table_of(folder):
 
 def test_members_may_stand_in_another_order_than_the_columns_of_the_split(tmp_path):
     samples = [
-        StoredSample(key="a", fields=(("jpg", b"A"), ("cls", b"1")), label=1, source=0),
-        StoredSample(key="b", fields=(("png", b"BB"), ("cls", b"2")), label=2, source=1),
+        StoredSample(key="a", fields=(("jpg", b"A"), ("cls", b"1")), label=1, serial=0),
+        StoredSample(key="b", fields=(("png", b"BB"), ("cls", b"2")), label=2, serial=1),
     ]
     new_set(samples, tmp_path, num_shards=1)
     table = table_of(tmp_path)
@@ -38,7 +38,7 @@ def test_members_may_stand_in_another_order_than_the_columns_of_the_split(tmp_pa
 def test_each_field_of_a_small_and_of_a_large_sample_is_what_was_stored(tmp_path, num_bytes):
     content = bytes(range(256)) * (num_bytes // 256)
     sample = StoredSample(
-        key="a", fields=(("jpg", content), ("json", b""), ("cls", b"1")), label=1, source=0
+        key="a", fields=(("jpg", content), ("json", b""), ("cls", b"1")), label=1, serial=0
     )
     new_set([sample], tmp_path, num_shards=1)
     table = table_of(tmp_path)

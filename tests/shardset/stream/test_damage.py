@@ -23,7 +23,7 @@ from tests.makers.shardset import new_set, pixels, png_samples, put
 
 NUM_SAMPLES = 24
 SHARD = "train/train-000001.tar"
-INDEX = "train/train-000001.idx.npy"
+INDEX = "train/train-000001.parquet"
 BYTES = {"image": None, "fields": ("png",), "prefetch": 1}
 
 

@@ -166,7 +166,7 @@ def test_a_set_that_is_dropped_ends_its_threads(shards, is_in_cycle):
 def test_damage_and_what_is_no_image_are_named(tmp_path):
     samples = [
         image_sample("all", 0, b"nothing", "png", 10),
-        StoredSample(key="b", fields=(("json", b"{}"),), label=-1, source=1),
+        StoredSample(key="b", fields=(("json", b"{}"),), label=-1, serial=1),
     ]
     new_set({"all": samples}, tmp_path, num_shards=1)
     dataset = shardset.open(tmp_path)

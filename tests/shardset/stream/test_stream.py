@@ -170,8 +170,8 @@ def test_nothing_is_decoded_when_no_image_is_asked_for(shards):
 
 
 def test_samples_without_a_field_pass_none_and_without_an_image_are_named(tmp_path):
-    with_json = StoredSample(key="a", fields=(("png", b"x"), ("json", b"{}")), label=-1, source=0)
-    without = StoredSample(key="b", fields=(("json", b"[]"),), label=-1, source=1)
+    with_json = StoredSample(key="a", fields=(("png", b"x"), ("json", b"{}")), label=-1, serial=0)
+    without = StoredSample(key="b", fields=(("json", b"[]"),), label=-1, serial=1)
     new_set({"all": [with_json, without]}, tmp_path, num_shards=1, num_classes=0)
     options = {"global_batch_size": 2, "split": "all", "seed": None, "window": 0}
     batch = next(make(str(tmp_path), image=None, fields=("png", "json"), **options).epoch(0))
@@ -185,7 +185,7 @@ def test_samples_without_a_field_pass_none_and_without_an_image_are_named(tmp_pa
 
 @pytest.mark.parametrize("name", ["image", "source"])
 def test_a_field_that_is_called_like_an_array_of_the_batch_is_refused(tmp_path, name):
-    sample = StoredSample(key="a", fields=(("png", b"x"), (name, b"{}")), label=-1, source=0)
+    sample = StoredSample(key="a", fields=(("png", b"x"), (name, b"{}")), label=-1, serial=0)
     new_set([sample], tmp_path, num_shards=1, num_classes=0)
     options = {"global_batch_size": 1, "seed": None, "window": 0, "image": None}
     with pytest.raises(ConfigError, match=f"a batch already has a {name!r}"):

@@ -10,17 +10,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from shardset.errors import ConfigError
-from shardset.format import manifest as manifests
-from shardset.format import naming
-from shardset.format.tar import StoredSample
+from shardset.format.rows import Origin
 from shardset.program import OK, USAGE
 from shardset.stream.stream import Stream
 from shardset.stream.timetable import Timetable
-from tests.makers.shardset import put, references
-from tests.makers.training import BATCH, NUM_TRAIN, STEPS, shard_set, tiny_config
+from tests.makers.shardset import new_set, png_samples
+from tests.makers.training import BATCH, NUM_EVAL, NUM_TRAIN, STEPS, tiny_config
 from trainer import cli as command
 from trainer import config as configs
 from trainer import loop
@@ -49,8 +48,12 @@ def timetable_of_run(url: str) -> Timetable:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Seen]:
     """The folder of a run of two epochs, and what each of its steps trained on."""
     place = tmp_path_factory.mktemp("explained")
-    url = shard_set(place / "shards")
-    _write_names(url)
+    samples = [
+        msgspec.structs.replace(sample, origin=Origin(raw_name(sample.serial)))
+        for sample in png_samples("train", NUM_TRAIN, size=8)
+    ]
+    splits = {"train": samples, "val": png_samples("val", NUM_EVAL, size=8)}
+    url = new_set(splits, place / "shards", num_shards=4)
     config = tiny_config(url, place / "run", seed=5)
     loop.train(Single("fp32"), config)
     spans = iter([(epoch, range(STEPS)) for epoch in range(2)])
@@ -59,18 +62,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Seen]:
         for epoch, step, batch in open_data(config, 0, 1).train.run(spans)
     }
     return config.run_dir, seen
-
-
-def _write_names(url: str) -> None:
-    """The plan of each shard, as far as it says what samples were called."""
-    manifest, storage, _ = manifests.load(url)
-    for number, shard in enumerate(manifest.split("train").shards):
-        ids = range(shard.first_id, shard.first_id + shard.num_samples)
-        samples = [
-            StoredSample(key=f"train-{row:06d}", fields=(), label=0, source=row) for row in ids
-        ]
-        names = references(samples, [*map(raw_name, ids)])
-        put(storage, naming.references_path("train", number), names)
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

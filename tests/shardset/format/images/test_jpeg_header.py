@@ -23,7 +23,7 @@ def header(*frames, before=b""):
 @pytest.mark.parametrize("bits", [8, 12, 16])
 @pytest.mark.parametrize("kind", FRAMES)
 def test_baseline_extended_and_progressive_frames_of_8_bits_may_be_reduced(kind, bits):
-    assert frame_of(header((kind, bits))) == (f"SOF{kind}", bits)
+    assert frame_of(header((kind, bits))) == (f"SOF{kind}", bits, 9, 9)
     assert may_be_reduced(header((kind, bits))) == (kind <= 2 and bits == 8)
 
 
@@ -42,7 +42,7 @@ def test_baseline_extended_and_progressive_frames_of_8_bits_may_be_reduced(kind,
 )
 def test_a_frame_is_found_where_decoders_find_it(before):
     for kind in (0, 3):
-        assert frame_of(header((kind, 8), before=before)) == (f"SOF{kind}", 8)
+        assert frame_of(header((kind, 8), before=before)) == (f"SOF{kind}", 8, 9, 9)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""The names of samples in the raw input, from the plan next to the manifest, as long as that is
-kept.
+"""What the plan of a build says of raw samples: the keys that they get, and the files of its
+tables.
 
-The plan's tables are Arrow IPC streams, in files with a frame: a line behind the content with the
+The tables are Arrow IPC streams, in files with a frame: a line behind the content with the
 build's digest, the length, and the CRC32C of the content and the line before it. Readers of JSON or
 Arrow that stop at its end read such a file too.
 """
@@ -11,13 +11,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from shardset.checksum import crc32c_of
-from shardset.errors import DamagedShard, NotFound
 from shardset.format import naming
-from shardset.storage.base import Storage
 
 _MARK = b"\nshardset "
 _BUILD_BYTES, _LENGTH_BYTES, _CRC_BYTES = 16, 16, 8
@@ -28,7 +25,7 @@ REFERENCE = pa.schema(
     [("row", pa.binary()), ("occurrence", pa.int32()), ("source", pa.int64()), ("copy", pa.int32())]
 )
 """One stored sample in the plan of a shard: its raw sample as MessagePack (which begins with an
-Origin), how many samples before it wanted the same key, its serial, and the number of this copy.
+Original), how many samples before it wanted the same key, its serial, and the number of this copy.
 """
 
 
@@ -58,7 +55,7 @@ def open_frame(data: bytes) -> Framed:
     return Framed(build, content)
 
 
-class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Original(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The name of a raw sample and the key it wants; `fix` is what the build repairs in its image,
     "" if nothing.
     """
@@ -67,9 +64,6 @@ class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):
     name: str
     key: str
     fix: str
-
-
-_decode = msgspec.msgpack.Decoder(Origin).decode
 
 
 def table_to_bytes(table: pa.RecordBatch, compression: str | None = None) -> memoryview:
@@ -99,47 +93,14 @@ def table_from_bytes(
     return pa.ipc.open_stream(data, options=options).read_next_batch()
 
 
-def stored_key(origin: Origin, occurrence: int, copy: int) -> str:
+def stored_key(origin: Original, occurrence: int, copy: int) -> str:
     """The key of a stored sample: the wanted one, or a short one if that can't be a key or is
     taken.
 
     `occurrence` samples before it wanted the same key. The short key depends on the wanted one too,
-    because samples with different keys may share a name.
+    because samples with different keys may share a name; it does not on the split.
     """
     key = origin.key
     if occurrence or not naming.is_key(key):
-        key = naming.short_key(f"{origin.split}/{origin.name}\0{key}", occurrence)
+        key = naming.short_key(f"{origin.name}\0{key}", occurrence)
     return naming.copy_key(key, copy)
-
-
-def read_origins(
-    storage: Storage, shard: str, keys: np.ndarray | None, positions: Sequence[int] | None = None
-) -> list[Origin] | None:
-    """The origins of the samples in a tar, or of those at `positions`; None if the plan is gone or
-    has other keys.
-
-    `shard` is the path of the tar. `keys` are the samples' keys, None to skip the comparison.
-    Raises DamagedShard for anything but a plan.
-    """
-    path = naming.references_of(shard)
-    try:
-        data = storage.read(path)
-    except NotFound:
-        return None
-    try:
-        table = table_from_bytes(open_frame(data).content, REFERENCE)
-    except ValueError as error:
-        raise DamagedShard(
-            f"{storage.url}/{path}: not a plan of a shard ({error}); remove it or build again"
-        ) from error
-    if positions is not None:
-        if max(positions, default=-1) >= len(table):
-            return None
-        table = table.take(pa.array(positions, pa.int64()))
-    origins = list(map(_decode, table["row"].to_pylist()))
-    if keys is None:
-        return origins
-    stored = list(
-        map(stored_key, origins, table["occurrence"].to_pylist(), table["copy"].to_pylist())
-    )
-    return origins if stored == [key.decode("ascii", "replace") for key in keys.tolist()] else None
