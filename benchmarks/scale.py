@@ -311,7 +311,7 @@ def shard_of(
     crc32c: str = "AAAAAA==",
     footer: bytes = b"",
 ) -> Shard:
-    """What a manifest says of a shard; `crc32c` and `footer` are those of its index."""
+    """What a manifest says of a shard; `crc32c` and `footer` belong to its index."""
     path = naming.shard_path("train", "train", number)
     index = IndexFile(
         path=naming.index_path(path), num_bytes=index_bytes, crc32c=crc32c,

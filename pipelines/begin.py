@@ -105,7 +105,7 @@ class _Found:
     `build`, and the `changes` since; the set to be `replaced`, or the version `base` to which the
     build appends.
 
-    `generation` is that of `plan/build.json`, `manifest_generation` that of the manifest.
+    `generation` belongs to `plan/build.json`, `manifest_generation` to the manifest.
     """
 
     file: BuildFile

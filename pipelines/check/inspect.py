@@ -136,7 +136,8 @@ def count_boxes(loaded: LoadedSet, split: str) -> tuple[int, Counter[int]]:
 
     def ranges() -> Iterator[tuple[str, int, int]]:
         for shard in stored.shards[:: -(-stored.num_samples // MAX_COUNTED)]:
-            starts, sizes = ranges_of(read_index(storage, shard), "json")
+            index = read_index(storage, shard, ["json.offset", "json.bytes", "label"])
+            starts, sizes = ranges_of(index, "json")
             is_taken = part.selection.has(shard.first_id + np.arange(len(starts)))
             for offset, size in zip(starts[is_taken], sizes[is_taken], strict=True):
                 yield shard.path, int(offset), int(offset + size)

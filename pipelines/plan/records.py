@@ -121,7 +121,8 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
 class GroupFile(msgspec.Struct, frozen=True, kw_only=True):
     """`plan/groups/...`: how to write the shards of a build again by their references.
 
-    `input` is the folder of the raw objects. `build` has no classes, `fields` those of each split.
+    `input` is the folder of the raw objects. `build` has no classes. `fields` has the fields of
+    each split, in the order of its indexes.
     """
 
     input: str

@@ -58,8 +58,8 @@ class SplitCount:
 class KnownCount:
     """The samples of the input that the set of an append has under their names, by its splits.
 
-    `num_changed` have other bytes since, such as those of the names `changed`. `num_images` are new
-    samples whose images the set has under other names.
+    `num_changed` have had another size or generation then; `changed` names a few. `num_images` are
+    new samples whose images the set has under other names.
     """
 
     splits: dict[str, int] = field(default_factory=dict)
@@ -74,7 +74,10 @@ class KnownCount:
 
     def skip(self, name: str, split: str, *, is_same: bool) -> None:
         """Counts a sample."""
-        self.add(KnownCount(splits={split: 1}, num_changed=not is_same, changed=[name][is_same:]))
+        self.splits[split] = self.splits.get(split, 0) + 1
+        if not is_same:
+            self.num_changed += 1
+            self.changed = [*self.changed, name][:MAX_REASONS]
 
     def add(self, other: "KnownCount") -> None:
         """Adds the counts of another unit."""

@@ -17,6 +17,7 @@ from shardset.format.manifest import LoadedSet, Shard
 from shardset.format.rows import first_images, keys_of, numbers, ranges_of
 from shardset.order.permutation import derive_key, hash64
 from shardset.program import count
+from shardset.read.addresses import columns_of
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 
@@ -128,7 +129,8 @@ def _rows_of(
     view has; the `shard` of the rows is still missing.
     """
     try:
-        index = read_index(loaded.storage, shard)
+        fields = columns_of(loaded.manifest.split(split))
+        index = read_index(loaded.storage, shard, [*fields, "key", "copy", "image_crc32c"])
     except (DamagedShard, StorageError) as error:
         return problem_of(shard.index.path, error)
     part, ids = loaded.part(split), shard.first_id + np.arange(len(index))

@@ -98,9 +98,10 @@ def _read_sample(file: BinaryIO, key: str, group: Iterable[TarInfo]) -> _Sample:
                 "has a name that is not ASCII, has a backslash, is __metadata__ or over 1024 bytes"
             )
         if not reason:
-            content, crc, own = _read(file, info.offset_data, info.size, crc)
+            begin, crc, own = _read(file, info.offset_data, info.size, crc)
+            content = begin if info.size <= _PIECE else None
             if is_image_field(field) and not any(map(is_image_field, ranges)):
-                image_crc, size = own, stored_size(content or b"")
+                image_crc, size = own, stored_size(begin)
         ranges[field] = (info.offset_data, info.size)
         members.append(
             TarGroupMember(info.name, field, reason, content if field in LABEL_FIELDS else None)
@@ -108,16 +109,15 @@ def _read_sample(file: BinaryIO, key: str, group: Iterable[TarInfo]) -> _Sample:
     return _Sample(key, members[0].name, crc, image_crc, size, label_of(members), ranges)
 
 
-def _read(file: BinaryIO, start: int, num_bytes: int, crc: int) -> tuple[bytes | None, int, int]:
-    """The content of a member if it is short; the CRC32C of what came before and of it, and of it
-    alone.
-    """
+def _read(file: BinaryIO, start: int, num_bytes: int, crc: int) -> tuple[bytes, int, int]:
+    """The first piece of a member; the CRC32C of what came before and of it, and of it alone."""
     file.seek(start)
-    piece, own = b"", 0
+    begin, own = b"", 0
     for at in range(0, num_bytes, _PIECE):
         piece = file.read(min(_PIECE, num_bytes - at))
         crc, own = extend_crc32c(crc, piece), extend_crc32c(own, piece)
-    return piece if num_bytes <= _PIECE else None, crc, own
+        begin = begin or piece
+    return begin, crc, own
 
 
 class _ReadAhead(Ranges):

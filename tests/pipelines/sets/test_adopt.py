@@ -23,7 +23,7 @@ from shardset.storage.open import open_storage
 from tests.makers.built import HERE, add, built, config_of, forget, inspected, verified
 from tests.makers.folders import write_images
 from tests.makers.images import image_bytes
-from tests.makers.shardset import png_samples, put, write_shard_set
+from tests.makers.shardset import encode, png_samples, put, write_shard_set
 from tests.makers.stored import files_of
 from tests.makers.tars import plain, special, tar_bytes, tar_of
 
@@ -231,6 +231,15 @@ def test_empty_members_odd_keys_and_long_members_are_read_exactly(tmp_path):
     assert manifest.split("t").class_totals == [0] * 7 + [1]
     assert ours(tmp_path) == stock(tmp_path)
     verified(tmp_path)
+
+
+def test_images_of_several_pieces_have_their_sizes(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (700, 800, 3), np.uint8)
+    add(tmp_path, "t-0.tar", tar_bytes([("0.png", data := encode(noise, "png"))]))
+    assert len(data) > 1 << 20
+    adopted(tmp_path)
+    [sample] = inspected(tmp_path, key="0")
+    assert (sample.width, sample.height) == (800, 700)
 
 
 def test_the_manifest_may_lie_above_the_tars_and_nowhere_else(tmp_path):
