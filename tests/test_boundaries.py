@@ -12,9 +12,11 @@ from fnmatch import fnmatch
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.makers.documented import REPOSITORY, lists_of_project, run
+from tests.makers.shardset import encode, image_sample, new_set
 
 PACKAGES = ("shardset", "pipelines", "trainer")
 FILES = sorted(
@@ -358,6 +360,15 @@ def test_importing_brings_no_heavy_library_that_it_does_not_need(code, brings, a
     assert brings in found
     others = {"pipelines", "trainer"} - {brings}
     assert not found & ({*HEAVY, *others} - {*allowed})
+
+
+def test_a_first_batch_imports_nothing_slow_of_pyarrow(tmp_path):
+    png = encode(np.zeros((8, 8, 3), np.uint8), "PNG")
+    url = new_set([image_sample("train", 0, png, "png", 1)], tmp_path / "set", num_shards=1)
+    read = f"next(iter(shardset.Stream({url!r}, 'train', batch_size=1, image_size=8)))"
+    found = imported_after(f"import shardset\n{read}")
+    assert "pyarrow.parquet" in found
+    assert not found & {"pandas", "pyarrow.compute"}  # 0.3 s of 0.6
 
 
 ON_A_WORKER = (

@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import parquet
 
@@ -177,9 +176,9 @@ class Footer:
 
 def numbers(rows: pa.Table, column: str) -> NDArray[Any]:
     """A column of numbers; 0 where there is none."""
-    found = rows[column]
-    filled = pc.fill_null(found, 0) if found.null_count else found
-    array: NDArray[Any] = filled.to_numpy()
+    values = rows[column].combine_chunks()
+    # to_numpy imports pandas: 40 MB, 0.3 s
+    array: NDArray[Any] = np.from_dlpack(values.fill_null(0) if values.null_count else values)
     return array
 
 
