@@ -52,28 +52,32 @@ def is_coco(content: bytes) -> bool:
     if b'"annotations"' not in content or b'"bbox"' not in content:
         return False
     try:
-        return any("bbox" in one for one in _objects.decode(content).annotations)
+        return any("bbox" in annotation for annotation in _objects.decode(content).annotations)
     except JSON_ERRORS:
         return False
 
 
-def box_of(one: Annotation, labels: Mapping[int, int]) -> AnnotatedBox | None:
+def box_of(annotation: Annotation, labels: Mapping[int, int]) -> AnnotatedBox | None:
     """The box of an annotation, None if it has none or one without area.
 
     `labels` has the label of each category id; without any, the label is the id. Raises BadTarget
     for a bbox that is none, or that has no category.
     """
-    if not one.bbox:
+    if not annotation.bbox:
         return None
-    if len(one.bbox) != 4:
-        raise BadTarget(f"a bbox of {len(one.bbox)} numbers, expected left, top, width, height")
-    category = one.category_id
+    if len(annotation.bbox) != 4:
+        raise BadTarget(
+            f"a bbox of {len(annotation.bbox)} numbers, expected left, top, width, height"
+        )
+    category = annotation.category_id
     if category is None or (labels and category not in labels):
         raise BadTarget(f"category {category}, which no class has")
-    left, top, width, height = one.bbox
+    left, top, width, height = annotation.bbox
     if width <= 0 or height <= 0:
         return None
-    return AnnotatedBox(left, top, width, height, labels.get(category, category), bool(one.iscrowd))
+    return AnnotatedBox(
+        left, top, width, height, labels.get(category, category), bool(annotation.iscrowd)
+    )
 
 
 def boxes_in(content: bytes, labels: Mapping[int, int]) -> list[AnnotatedBox]:
@@ -87,4 +91,4 @@ def boxes_in(content: bytes, labels: Mapping[int, int]) -> list[AnnotatedBox]:
         raise BadTarget("no annotations as COCO has them", str(error)) from error
     if found is None and not labels:
         raise BadTarget("no annotations as COCO has them", "it has no `annotations`")
-    return [box for one in found or () if (box := box_of(one, labels))]
+    return [box for annotation in found or () if (box := box_of(annotation, labels))]

@@ -1,24 +1,28 @@
 """Columns of a shard set: one more value for each sample, in a separate set below
 `columns/NAME/`.
 
-Such a set has the shards of its parent: the same numbers, sizes and keys, so a sample has the same
-place in both. Its manifest names the parent's digest. docs/how-to/columns.md describes it.
+Such a set has a group of shards for each group of its parent: the same numbers, sizes and keys, so
+a sample has the same place in both. The `plan_digest` of a group is the `tars_sha256` of the
+parent's. An append adds groups to the parent; their samples have no value until the column is
+written again. docs/how-to/columns.md describes it.
 """
 
 import io
-import math
 import re
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shardset.errors import ConfigError, DamagedShard, ManifestError
+from shardset.errors import ConfigError, DamagedShard, ManifestError, ShardsetError
 from shardset.format import manifest as manifests
-from shardset.format.manifest import LoadedSet, Split
-from shardset.format.naming import COLUMNS_FOLDER, is_field
+from shardset.format.manifest import LoadedSet, Provenance, Split
+from shardset.format.naming import COLUMNS_FOLDER, MANIFEST, is_field
+from shardset.format.shards import StoredShards
 from shardset.storage.base import Storage
+from shardset.storage.open import is_web, open_storage
 
 SOURCE: Final = "column"
 """The `provenance.source` of the manifest of a column."""
@@ -88,34 +92,105 @@ def column_url(parent: Storage, name: str) -> str:
 
 
 def open_column(parent: LoadedSet, split: str, name: str) -> StoredColumn:
-    """A column of a split; raises ManifestError if it is missing or was written for another set."""
+    """A column of a split, with the groups that both have.
+
+    Raises ManifestError if it is missing, was written for other tars, or can't say which samples
+    have no value.
+    """
     loaded = manifests.load(column_url(parent.storage, name))
-    manifest, storage = loaded.manifest, loaded.storage
-    made, digest = manifest.provenance, parent.manifest.digest
-    if made.source != SOURCE or made.source_digest != digest:
-        raise ManifestError(
-            f"{storage.url}: a column of set {made.source_digest[:12]}…, this one is"
-            f" {digest[:12]}…; write it again with `shardset column`"
-        )
-    stored = manifest.split(parent.stored_split(split))
-    sizes = parent.manifest.split(split).shard_sizes
-    if stored.shard_sizes != sizes or len(stored.fields) != 1:
-        raise ManifestError(
-            f"{storage.url}: split {split!r} does not fit its set; write the column again"
-        )
-    dtype, shape = made.options.get("dtype"), made.options.get("shape", [])
+    url, whole = loaded.storage.url, parent.manifest.split(split)
+    stored = loaded.manifest.split(stored_split := parent.stored_split(split))
+    groups = stored.groups[: num_shared_groups(loaded, stored_split, whole)]
+    covered = msgspec.structs.replace(
+        stored,
+        num_samples=sum(group.num_samples for group in groups),
+        shards=StoredShards(groups, loaded.storage),
+    )
+    options = loaded.manifest.provenance.options
+    dtype, shape = options.get("dtype"), options.get("shape", ())
     if not dtype:
-        return StoredColumn(name, storage, stored, None, b"")
-    if not NUMBERS.fullmatch(str(dtype)) or not _fits(dtype, shape, stored.num_content_bytes):
+        return StoredColumn(name, loaded.storage, covered, None, b"")
+    try:
+        kind = np.dtype((dtype, tuple(shape)))
+        if not NUMBERS.fullmatch(dtype) or kind.itemsize > stored.num_content_bytes:
+            raise ValueError("not of numbers, or larger than all of them")
+    except (TypeError, ValueError) as error:
         raise ManifestError(
-            f"{storage.url}: dtype {dtype!r} and shape {shape!r} don't fit its values;"
+            f"{url}: dtype {dtype!r} and shape {shape!r} don't fit its values ({error});"
             " write the column again"
+        ) from error
+    num_lacking = whole.num_samples - covered.num_samples
+    if num_lacking and kind.base.kind != "f":
+        raise ManifestError(
+            f"{url}: {num_lacking:,} samples of split {split!r} have no value, and {kind.base}"
+            f" can't say NaN; give their values with `shardset column {parent.storage.url} {name}"
+            " --from ...`"
         )
-    missing = np.full(shape, np.nan if "f" in dtype else 0, dtype)
-    return StoredColumn(name, storage, stored, missing, npy(missing)[: -missing.nbytes or None])
+    missing = np.full(kind.shape, np.nan if kind.base.kind == "f" else 0, kind.base)
+    header = npy(missing)[: -missing.nbytes or None]
+    return StoredColumn(name, loaded.storage, covered, missing, header)
 
 
-def _fits(dtype: str, shape: Any, num_bytes: int) -> bool:
-    """Whether an array of that dtype and shape can be among so many bytes."""
-    is_list = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
-    return is_list and math.prod(shape) * np.dtype(dtype).itemsize <= num_bytes
+def num_shared_groups(column: LoadedSet, name: str, parent: Split) -> int:
+    """How many groups of a split of the parent the column has, from the first on; an older version
+    of the parent may have fewer than the column.
+
+    Raises ManifestError for a set that is no column, or is one of other tars.
+    """
+    manifest, url = column.manifest, column.storage.url
+    if manifest.provenance.source != SOURCE:
+        raise ManifestError(f"{url}: not a column; use another name")
+    groups = manifest.splits[name].groups if name in manifest.splits else []
+    pairs = [*zip(groups, parent.groups, strict=False)]
+    for group, origin in pairs:
+        facts = group.plan_digest, group.num_shards, group.num_samples
+        if facts != (origin.tars_sha256, origin.num_shards, origin.num_samples):
+            raise ManifestError(
+                f"{url}: was written for other tars of split {name!r} than the set has (`compact`"
+                " writes some again); remove this folder and write the column again, or write it"
+                " under another name"
+            )
+    return len(pairs)
+
+
+def num_values_of(made: Provenance) -> int:
+    """How many samples have a value in a column."""
+    return sum(int(part.options.get("num_values", 0)) for part in (made, *made.appended))
+
+
+def listed_columns(parent: LoadedSet) -> list[dict[str, Any]] | None:
+    """What is known of each column of a complete set, as JSON; None on a web server, which lists
+    none.
+
+    `splits` has the samples that the column covers, `lacking` the tars of the others.
+    """
+    storage = parent.storage
+    if is_web(storage.url):
+        return None
+    paths = [stat.name.split("/") for stat in storage.list(COLUMNS_FOLDER)]
+    names = sorted(path[1] for path in paths if path[2:] == [MANIFEST])
+    return [_described(parent, name) for name in names]
+
+
+def _described(parent: LoadedSet, name: str) -> dict[str, Any]:
+    covered, lacking = dict[str, int](), list[str]()
+    try:
+        storage = open_storage(column_url(parent.storage, name))
+        manifest = manifests.read_head(storage)
+        for split, whole in parent.manifest.splits.items():
+            shared = num_shared_groups(LoadedSet(manifest, storage), split, whole)
+            covered[split] = sum(group.num_samples for group in whole.groups[:shared])
+            lacking += [group.shards for group in whole.groups[shared:]]
+    except ShardsetError as error:
+        return {"name": name, "problem": str(error)}
+    made = manifest.provenance
+    return {
+        "name": name,
+        "version": manifest.number,
+        "fields": next(iter(manifest.splits.values())).fields,
+        "dtype": made.options.get("dtype"),
+        "shape": made.options.get("shape"),
+        "num_values": num_values_of(made),
+        "splits": covered,
+        "lacking": lacking,
+    }

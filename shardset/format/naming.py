@@ -26,7 +26,6 @@ _SKIPPED = re.compile(r"__[^/]*__/")  # webdataset takes such names for metadata
 _FIELD = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)
 _MEMBER = re.compile(rf"({_KEY.pattern})(@[1-9][0-9]*)?\.({_FIELD.pattern})", re.ASCII)
 _SPLIT = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
-_SHARD_FILE = re.compile(r"[A-Za-z0-9_-]+/[A-Za-z0-9_-]+-[0-9]{6,}\.(tar|parquet)", re.ASCII)
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
@@ -90,11 +89,6 @@ DOTS = (
 """Advice on fields that are parts of keys."""
 
 
-def is_shard_file(path: str) -> bool:
-    """Whether `path` is spelled like a shard or an index of ours."""
-    return _SHARD_FILE.fullmatch(path) is not None
-
-
 def quarantine_path(suffix: str = "") -> str:
     """The list of rejected raw samples; `suffix` tells it from the list of a set that is being
     replaced.
@@ -112,17 +106,6 @@ def shard_path(folder: str, split: str, number: int) -> str:
 def index_path(shard: str) -> str:
     """The index next to a shard: `train/train-000012.parquet`."""
     return shard.removesuffix(".tar") + ".parquet"
-
-
-def references_path(folder: str, number: int) -> str:
-    """The plan of one shard in a folder: which raw bytes go to which position."""
-    return f"plan/shards/{folder}-{number:06d}.arrow"
-
-
-def references_of(shard: str) -> str:
-    """The plan of the shard with that path, as `references_path` names it."""
-    folder, _, name = shard.rpartition("/")
-    return f"plan/shards/{folder}-{name.removesuffix('.tar').rpartition('-')[2]}.arrow"
 
 
 def table_path(folder: str) -> str:

@@ -71,6 +71,9 @@ class Origin(NamedTuple):
     fix: str | None = None
 
 
+ORIGIN: Final = ["name", "object", "generation", "object_offset", "object_bytes", "fix"]
+"""The columns of an origin, in its order."""
+
 UNKNOWN: Final = Origin()
 """The origin of samples that no build made."""
 
@@ -213,8 +216,7 @@ def first_images(rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 def origins_of(rows: pa.Table) -> Iterator[Origin]:
     """The origin of each sample."""
-    names = ("name", "object", "generation", "object_offset", "object_bytes", "fix")
-    return map(Origin, *(rows[name].to_pylist() for name in names))
+    return map(Origin, *(rows[name].to_pylist() for name in ORIGIN))
 
 
 def _written(rows: pa.Table, metadata: dict[str, bytes] | None = None) -> bytes:

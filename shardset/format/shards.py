@@ -8,7 +8,6 @@ from the manifest, and only the rows that are touched are read.
 import base64
 import re
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -20,6 +19,7 @@ from shardset.errors import DamagedShard, ManifestError, NotFound
 from shardset.format import naming, table
 from shardset.prepared import prepared
 from shardset.storage.base import Storage
+from shardset.storage.many import in_order
 
 SHARD_DTYPE: Final = np.dtype(
     [
@@ -225,9 +225,9 @@ class StoredShards(Sequence[Shard]):
             for group, (start, stop) in enumerate(zip(self._starts, self._starts[1:], strict=False))
             for rows in _runs(missing[(missing >= start) & (missing < stop)] - start, stop - start)
         ]
-        with ThreadPoolExecutor(min(self.storage.reads_at_once, len(reads))) as threads:
-            for _ in threads.map(lambda read: self._read(*read), reads):
-                pass
+        at_once = min(self.storage.reads_at_once, len(reads))
+        for _ in in_order(at_once, reads, lambda read: self._read(*read)):
+            pass
 
     def group_of(self, number: int) -> Group:
         """The group of a shard."""

@@ -16,14 +16,11 @@ import msgspec
 import pyarrow as pa
 
 from shardset.checksum import crc32c_text, extend_crc32c
-from shardset.errors import ConfigError, DamagedShard, UndecodableImage
+from shardset.errors import ConfigError, DamagedShard
 from shardset.format.images import is_image_field
-from shardset.format.images.size import size_of
+from shardset.format.images.size import Size, size_of
 from shardset.format.naming import is_member, split_member
-from shardset.format.rows import STREAMED, UNKNOWN, Origin, schema_of
-
-Size = tuple[int | None, int | None]
-"""The width and height of an upright image; None if its header does not tell."""
+from shardset.format.rows import ORIGIN, UNKNOWN, Origin, schema_of
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -81,7 +78,7 @@ class TarBuilder:
         self.num_content_bytes = 0
         self._crc = 0
         self._sha = hashlib.sha256()
-        self._rows: list[tuple[Any, ...]] = []
+        self._rows: list[dict[str, Any]] = []
 
     def add(self, sample: StoredSample) -> bytes:
         """The tar bytes of one sample: for each field header, content, padding."""
@@ -100,7 +97,7 @@ class TarBuilder:
             if image_crc is None and is_image_field(field):
                 image_crc, image = extend_crc32c(0, content) if before else crc, bytes(content)
             self.num_bytes += BLOCK + size + -size % BLOCK
-        self.add_row(sample, crc, image_crc or 0, stored_size(image), ranges)
+        self.add_row(sample, crc, image_crc or 0, size_of(image), ranges)
         return self.count(b"".join(pieces))
 
     def add_row(
@@ -116,15 +113,22 @@ class TarBuilder:
         Its image has another one and the (width, height) `size`; `ranges` has (offset, size) of
         each field.
         """
-        columns = dict.fromkeys(self.fields, (None, None)) | ranges
-        self.fields = list(columns)
+        self.fields = list(dict.fromkeys([*self.fields, *ranges]))
         self.num_content_bytes += sum(size for _, size in ranges.values())
-        self._rows.append(
-            (
-                *(crc32c, sample.label, sample.key, image_crc32c, *size),
-                *(sample.serial, sample.copy, *sample.origin, *columns.values()),
-            )
-        )
+        row = {
+            "crc32c": crc32c,
+            "label": sample.label,
+            "key": sample.key,
+            "image_crc32c": image_crc32c,
+            "width": size[0],
+            "height": size[1],
+            "serial": sample.serial,
+            "copy": sample.copy,
+            **dict(zip(ORIGIN, sample.origin, strict=True)),
+        }
+        for field, (offset, num_bytes) in ranges.items():
+            row[f"{field}.offset"], row[f"{field}.bytes"] = offset, num_bytes
+        self._rows.append(row)
 
     def finish(self) -> bytes:
         """The two zero blocks that end the tar."""
@@ -134,18 +138,7 @@ class TarBuilder:
     def take_index(self) -> pa.Table:
         """A row per sample, of which no other copy is kept; see `shardset.format.rows`."""
         rows, self._rows = self._rows, []
-        num_facts, lacking = len(schema_of(())), ((None, None),) * len(self.fields)
-        facts = [[row[number] for row in rows] for number in range(num_facts)]
-        ranges = [(row[num_facts:] + lacking)[: len(self.fields)] for row in rows]
-        parts = [
-            [row[number][part] for row in ranges]
-            for number in range(len(self.fields))
-            for part in (0, 1)
-        ]
-        num_streamed = len(STREAMED)
-        schema = schema_of(self.fields)
-        columns = [*facts[:num_streamed], *parts, *facts[num_streamed:]]
-        return pa.table([*map(pa.array, columns, schema.types)], schema)
+        return pa.Table.from_pylist(rows, schema_of(self.fields))
 
     @property
     def crc32c(self) -> str:
@@ -175,14 +168,6 @@ class TarMember:
     header_offset: int
     offset: int
     num_bytes: int
-
-
-def stored_size(image: bytes) -> Size:
-    """The (width, height) of an upright image; Nones if its header does not tell."""
-    try:
-        return size_of(image)
-    except UndecodableImage:  # it is stored as it is
-        return None, None
 
 
 def members(data: bytes | memoryview, where: str) -> Iterator[TarMember]:

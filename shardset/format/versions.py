@@ -15,7 +15,6 @@ from shardset.errors import ManifestError, MissingSet, NotFound
 from shardset.format import naming
 from shardset.prepared import JSON_ERRORS, prepared
 from shardset.storage.base import Storage
-from shardset.storage.checked import read_small
 
 FOLDER = naming.VERSIONS_FOLDER
 TAGS = f"{FOLDER}tags/"
@@ -48,8 +47,8 @@ def tag_path(name: str) -> str:
 
 def number_of(name: str) -> int | None:
     """The number of the version whose manifest has that path; None for another file."""
-    found = _PATH.fullmatch(name)
-    return int(found[1]) if found else None
+    match = _PATH.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def is_tag(name: str) -> bool:
@@ -89,7 +88,7 @@ def resolve(storage: Storage, version: str) -> tuple[int, str | None]:
 def read_tag(storage: Storage, name: str) -> Tag | None:
     """A tag; None if there is none of that name. Raises ManifestError if its file is damaged."""
     try:
-        return msgspec.json.decode(read_small(storage, tag_path(name)), type=Tag)
+        return msgspec.json.decode(storage.read(tag_path(name)), type=Tag)
     except NotFound:
         return None
     except JSON_ERRORS as error:
@@ -102,5 +101,5 @@ def read_tag(storage: Storage, name: str) -> Tag | None:
 def tags(storage: Storage) -> dict[str, Tag]:
     """All tags by name."""
     names = [stat.name.removeprefix(TAGS).removesuffix(".json") for stat in storage.list(TAGS)]
-    found = {name: read_tag(storage, name) for name in names if is_tag(name)}
-    return {name: tag for name, tag in found.items() if tag}
+    read = {name: read_tag(storage, name) for name in names if is_tag(name)}
+    return {name: tag for name, tag in read.items() if tag}

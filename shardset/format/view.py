@@ -7,7 +7,7 @@ as JSON under `shardset.view`. docs/how-to/select.md explains both.
 
 import hashlib
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -20,10 +20,12 @@ from shardset.format.naming import is_split
 from shardset.order.selection import Selection
 from shardset.prepared import prepared
 from shardset.storage.base import Storage
-from shardset.storage.checked import read_small
 from shardset.storage.open import is_absolute, is_address
 
 FOOTER: Final = b"shardset.view"
+
+_KINDS: Final = {"id": "int64", "label": "int64", "weight": "float32", "split": "string"}
+"""The columns and their types."""
 
 _ROWS_AT_ONCE = 1 << 17
 
@@ -94,12 +96,12 @@ def view_digest(parent_digest: str, splits: Mapping[str, ViewRows]) -> str:
     """SHA-256 over the set, then by name each split with the little-endian values of
     its columns.
     """
-    found = hashlib.sha256(parent_digest.encode())
+    digest = hashlib.sha256(parent_digest.encode())
     for name, rows in sorted(splits.items()):
-        found.update(f"\n{name}\n".encode())
+        digest.update(f"\n{name}\n".encode())
         for column, kind in zip(rows, ("<i8", "<i8", "<f4"), strict=True):
-            found.update(b"" if column is None else np.ascontiguousarray(column, kind).data)
-    return found.hexdigest()
+            digest.update(b"" if column is None else np.ascontiguousarray(column, kind).data)
+    return digest.hexdigest()
 
 
 def read_view(storage: Storage, name: str) -> tuple[ViewHead | None, dict[str, ViewRows]]:
@@ -108,7 +110,7 @@ def read_view(storage: Storage, name: str) -> tuple[ViewHead | None, dict[str, V
 
     Without a column `split`, all rows are of the split that the head names, "" without a head.
     """
-    return parse_view(read_small(storage, name), f"{storage.url}/{name}")
+    return parse_view(storage.read(name), f"{storage.url}/{name}")
 
 
 def parse_view(data: bytes, where: str) -> tuple[ViewHead | None, dict[str, ViewRows]]:
@@ -138,19 +140,13 @@ def view_to_bytes(head: ViewHead, splits: Mapping[str, ViewRows]) -> bytes:
 
     from shardset.format.parquet import table_to_bytes
 
-    arrays: dict[str, Any] = {}
-    for name, columns in zip(
-        ("id", "label", "weight"), zip(*splits.values(), strict=True), strict=True
-    ):
-        if columns[0] is not None:
-            arrays[name] = np.concatenate(columns)
-    if [*splits] != [head.split]:
-        codes = np.repeat(
-            np.arange(len(splits), dtype=np.int32), [len(rows.ids) for rows in splits.values()]
-        )
-        arrays["split"] = pa.DictionaryArray.from_arrays(codes, [*splits])
+    tables = []
+    for name, rows in splits.items():
+        names = pa.repeat(name, len(rows.ids)) if [*splits] != [head.split] else None
+        columns = zip(_KINDS, (*rows, names), strict=True)
+        tables.append(pa.table({kind: column for kind, column in columns if column is not None}))
     return table_to_bytes(
-        pa.table(arrays).replace_schema_metadata({FOOTER: msgspec.json.encode(head)}),
+        pa.concat_tables(tables).replace_schema_metadata({FOOTER: msgspec.json.encode(head)}),
         row_group_size=_ROWS_AT_ONCE,
         use_dictionary=["split"],
         column_encoding={"id": "DELTA_BINARY_PACKED"},
@@ -176,54 +172,42 @@ def relative_parent(folder: str, parent: str) -> str:
 
 def _rows_by_split(file: Any, split: str) -> dict[str, ViewRows]:
     """The rows of an open file; raises ValueError where a column is none of a view."""
-    kinds = {"id": np.int64, "label": np.int64, "weight": np.float32}
-    columns: list[str] = file.schema_arrow.names
-    if repeated := [name for name in (*kinds, "split") if columns.count(name) > 1]:
+    names = [name for name in file.schema_arrow.names if name in _KINDS]
+    if repeated := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"it has several columns {repeated[0]}; leave one")
-    ids, labels, weights = (_column(file, name, kind) for name, kind in kinds.items())
-    if ids is None or not len(ids):
-        raise ValueError("it has no ids")
-    if weights is not None and not ((weights > 0) & np.isfinite(weights)).all():
-        raise ValueError("a weight is not above 0; leave out the samples that shall not count")
-    names, rows, codes = [split], ViewRows(ids, labels, weights), None
-    if "split" in columns:
-        column = (
-            file.read(columns=["split"])
-            .column(0)
-            .cast("string")
-            .dictionary_encode()
-            .combine_chunks()
-        )
-        names, codes = column.dictionary.to_pylist(), np.asarray(column.indices.fill_null(-1))
-        if column.null_count or not all(map(is_split, names)):
-            raise ValueError(f"{names} or null can't name its splits")
-    if not (ids[1:] > ids[:-1]).all():
-        order = np.argsort(ids, kind="stable")
+    rows, splits, codes = _rows(file, [name for name in names if name != "split"]), [split], None
+    if "split" in names:
+        column = file.read(columns=["split"]).column(0).cast("string")
+        encoded = column.dictionary_encode().combine_chunks()
+        splits, codes = encoded.dictionary.to_pylist(), np.asarray(encoded.indices.fill_null(-1))
+        if column.null_count or not all(map(is_split, splits)):
+            raise ValueError(f"{splits} or null can't name its splits")
+    if not (rows.ids[1:] > rows.ids[:-1]).all():
+        order = np.argsort(rows.ids, kind="stable")
         rows, codes = rows.at(order), None if codes is None else codes[order]
         if (again := rows.ids[1:][np.diff(rows.ids) == 0]).size:
             raise ValueError(f"it lists id {again[0]} twice")
     return {
-        name: rows if codes is None else rows.at(codes == code) for code, name in enumerate(names)
+        name: rows if codes is None else rows.at(codes == code) for code, name in enumerate(splits)
     }
 
 
-def _column(file: Any, name: str, kind: type) -> Any:
-    """A column as an array, None if there is none.
-
-    Read by the batch, because a view may be large.
-    """
-    if name not in file.schema_arrow.names:
-        return None
-    if file.schema_arrow.field(name).type == "bool":
-        raise ValueError(f"{name} is true or false, expected numbers; a mask is not a list of ids")
-    values, start = np.empty(file.metadata.num_rows, kind), 0
-    for batch in file.iter_batches(_ROWS_AT_ONCE, columns=[name], use_threads=False):
-        column = batch.column(0).cast(np.dtype(kind).name)
-        if column.null_count:
-            raise ValueError(f"{name} is null in a row")
-        # to_numpy imports pandas: 40 MB, 0.3 s
-        values[start : start + len(column)] = np.from_dlpack(column)
-        start += len(column)
-    if start != len(values):
-        raise ValueError(f"{name} has {start} of {len(values)} values")
-    return values
+def _rows(file: Any, names: Sequence[str]) -> ViewRows:
+    """The ids, labels and weights, read by the batch, because a view may be large."""
+    if "id" not in names or not file.metadata.num_rows:
+        raise ValueError("it has no ids")
+    arrays, start = {name: np.empty(file.metadata.num_rows, _KINDS[name]) for name in names}, 0
+    for batch in file.iter_batches(_ROWS_AT_ONCE, columns=names, use_threads=False):
+        for name, array in arrays.items():
+            column = batch[name]
+            if column.null_count or column.type == "bool":
+                raise ValueError(f"{name} is null, or true or false, in a row; expected numbers")
+            # to_numpy imports pandas: 40 MB, 0.3 s
+            array[start : start + len(batch)] = np.from_dlpack(column.cast(_KINDS[name]))
+        start += len(batch)
+    if start != file.metadata.num_rows:
+        raise ValueError(f"it has {start} of {file.metadata.num_rows} rows")
+    weights = arrays.get("weight")
+    if weights is not None and not ((weights > 0) & np.isfinite(weights)).all():
+        raise ValueError("a weight is not above 0; leave out the samples that shall not count")
+    return ViewRows(arrays["id"], arrays.get("label"), weights)

@@ -6,7 +6,7 @@ Nothing here knows a plan or a pipeline: samples arrive in the order in which th
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -52,13 +52,24 @@ def write_shard(
     `fields` are the split's. `first_id` of the shard is 0, because it follows from the
     shards before.
     """
-    builder = TarBuilder(fields)
-    with writer(path) as out:
+    with open_tar(path, fields, writer) as (builder, add):
         for sample in samples:
-            out.write(builder.add(sample))
-        out.write(builder.finish())
+            add(sample)
     index = builder.take_index()
     return write_index(path, builder, index, writer), rows.numbers(index, "label")
+
+
+@contextmanager
+def open_tar(
+    path: str, fields: Sequence[str], writer: OpenWriter
+) -> Iterator[tuple[TarBuilder, Callable[[StoredSample], None]]]:
+    """A new tar: its builder, which has the rows for `write_index` at the end, and what adds a
+    sample to both.
+    """
+    builder = TarBuilder(fields)
+    with writer(path) as out:
+        yield builder, lambda sample: out.write(builder.add(sample))
+        out.write(builder.finish())
 
 
 def write_index(
@@ -127,7 +138,7 @@ def write_table(
         num_samples=int(sizes.sum()),
         seed=seed,
         plan_digest=plan_digest,
-        promises=[*kept, *(one for one in promises if one != "equal")],
+        promises=[*kept, *(promise for promise in promises if promise != "equal")],
     )
     return group, listed
 

@@ -26,9 +26,9 @@ import numpy as np
 from shardset.errors import ConfigError
 from shardset.format.manifest import Split
 from shardset.read.indexes import ShardTable
-from shardset.read.remote import NUM_FETCHERS, RemoteReader
-from shardset.read.threads import Threads
+from shardset.read.remote import RemoteReader
 from shardset.storage.local import Descriptor
+from shardset.storage.many import REQUESTS_AT_ONCE, Threads
 from shardset.storage.open import local_folder
 
 MAX_OPEN_FILES = 256
@@ -102,7 +102,7 @@ class CachedReader:
     def __init__(self, reader: RemoteReader, table: ShardTable, cache: BlockCache) -> None:
         self.reader, self.table, self.cache = reader, table, cache
         self._uncached: set[int] = set()
-        self._threads = Threads("shardset-cache", NUM_FETCHERS)
+        self._threads = Threads("shardset-cache", REQUESTS_AT_ONCE)
 
     def submit(self, shard: int, start: int, stop: int, *, fresh: bool = False) -> Future[bytes]:
         """Requests all bytes [start, stop) of a shard; `fresh` bypasses the cache."""

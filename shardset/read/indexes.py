@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
@@ -34,13 +33,12 @@ from shardset.read.addresses import (
     rows_of_index,
     stops_of,
 )
-from shardset.read.threads import results_in_order
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_object, read_range
+from shardset.storage.many import REQUESTS_AT_ONCE, in_order
 
-NUM_INDEX_READERS = 32
-MAX_BYTES_IN_FLIGHT: Final = 16 << 20
-"""Of indexes that are read at the same time; one index may be larger."""
+MAX_GROUPS_IN_FLIGHT: Final = 256
+"""Groups of rows that are read at the same time, about 16 MB; one index may have more."""
 
 WHOLE_FROM: Final = 0.25
 """From this share of its rows on, an index is read whole: one request instead of many more."""
@@ -218,15 +216,12 @@ class ShardTable:
         index; then all of it.
         """
         self.split.shards.load(np.array(shards, np.int64))
-        if not self.storage.is_remote:  # a local disk answers faster than threads start
-            return map(self._index_with, shards, positions)
-        sizes = list(filter(None, map(self._num_bytes_to_read, shards, positions)))
-        num_fitting = MAX_BYTES_IN_FLIGHT * len(sizes) // max(1, sum(sizes))
-        num_threads = min(NUM_INDEX_READERS, len(sizes), num_fitting)
-        if num_threads < 2:
-            return map(self._index_with, shards, positions)
-        calls = map(partial, repeat(self._index_with), shards, positions)
-        return results_in_order("shardset-index", num_threads, calls)
+        items, at_once = list(zip(shards, positions, strict=True)), 1
+        if self.storage.is_remote:
+            missing = [len(self._missing(self._find(shard), rows)) for shard, rows in items]
+            num_fitting = MAX_GROUPS_IN_FLIGHT // max([1, *missing])
+            at_once = min(REQUESTS_AT_ONCE, int(np.count_nonzero(missing)), num_fitting)
+        return in_order(at_once, items, lambda item: self._index_with(*item))
 
     def keys(self) -> NDArray[np.bytes_]:
         """The keys of all samples, by id; for a table with keys."""
@@ -292,15 +287,6 @@ class ShardTable:
         groups = groups[~index.is_read[groups]]
         is_much = index.is_read.sum() + len(groups) > WHOLE_FROM * len(whole)
         return whole if is_much and len(groups) else groups
-
-    def _num_bytes_to_read(self, shard: int, positions: Positions) -> int:
-        """How many bytes `_index_with` will read, about."""
-        index = self._find(shard)
-        num_groups = len(self._missing(index, positions))
-        if not num_groups:
-            return 0  # without a look at the list of shards, which takes longer
-        listed: Shard = self.split.shards[shard]
-        return listed.index.num_bytes * num_groups // len(index.is_read)
 
     def _index_with(self, shard: int, positions: Positions) -> ShardIndex:
         """The index of a shard, with the rows of some samples."""

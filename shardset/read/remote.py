@@ -12,10 +12,9 @@ from functools import partial
 
 from shardset.errors import NotFound
 from shardset.read.indexes import CUT, ShardTable
-from shardset.read.threads import Threads
 from shardset.storage.checked import read_range
+from shardset.storage.many import REQUESTS_AT_ONCE, Threads
 
-NUM_FETCHERS = 32
 HEDGE_AFTER = 0.95
 """A read is late once it takes longer than this share of the reads of about its size."""
 MIN_HEDGE_S = 0.05
@@ -36,13 +35,13 @@ class RemoteReader:
     within a minute after the bucket refused a read because there were too many.
     """
 
-    def __init__(self, table: ShardTable, num_fetchers: int = NUM_FETCHERS) -> None:
+    def __init__(self, table: ShardTable) -> None:
         self.table = table
         self.hedges = HedgePolicy()
         self._lock = threading.Lock()
         self._running: set[_RangeRead] = set()
-        self._fetchers = Threads("shardset-fetch", num_fetchers)
-        self._hedgers = Threads("shardset-hedge", max(1, num_fetchers // 8))
+        self._fetchers = Threads("shardset-fetch", REQUESTS_AT_ONCE)
+        self._hedgers = Threads("shardset-hedge", REQUESTS_AT_ONCE // 8)
         self._closed = threading.Event()
         self._monitor = threading.Thread(
             target=self._hedge_late_reads, name="shardset-hedge-monitor", daemon=True

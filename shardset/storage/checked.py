@@ -2,9 +2,8 @@
 damaged.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from functools import reduce
 from typing import TypeVar
 
 from shardset.checksum import crc32c_of, crc32c_text, extend_crc32c
@@ -39,31 +38,6 @@ def read_twice(
             return found
         del found  # it may be a complete shard
     return read()
-
-
-def read_same_twice(read: Callable[[], bytes], where: str) -> bytes:
-    """The result on which two calls of `read` agree; raises TransientError if three calls return
-    three results.
-
-    For bytes that have no checksum, such as a range of an object.
-    """
-    seen: list[bytes] = []
-    for _ in range(3):
-        data = read()
-        if data in seen:
-            return data
-        seen.append(data)
-    raise TransientError(
-        f"{where}: three reads gave different bytes; check the network and try again"
-    )
-
-
-def read_small(storage: Storage, name: str) -> bytes:
-    """A small object of which no checksum is known, as two reads agree on it.
-
-    Raises what Storage.read does, and TransientError if three reads differ.
-    """
-    return read_same_twice(lambda: storage.read(name), f"{storage.url}/{name}")
 
 
 def read_object(storage: Storage, name: str, num_bytes: int, crc32c: str, advice: str) -> bytes:
@@ -134,12 +108,9 @@ def facts_of(data: bytes) -> tuple[int, str]:
     return len(data), crc32c_text(crc32c_of(data))
 
 
-def pieces_of(storage: Storage, name: str, start: int, stop: int) -> Iterator[bytes]:
-    """The bytes [start, stop) of an object, a piece at a time."""
-    for first in range(start, stop, PIECE_BYTES):
-        yield storage.read(name, first, min(first + PIECE_BYTES, stop))
-
-
 def stored_crc32c(storage: Storage, name: str, num_bytes: int) -> str:
     """The CRC32C of an object as text, computed from its bytes."""
-    return crc32c_text(reduce(extend_crc32c, pieces_of(storage, name, 0, num_bytes), 0))
+    crc = 0
+    for start in range(0, num_bytes, PIECE_BYTES):
+        crc = extend_crc32c(crc, storage.read(name, start, min(start + PIECE_BYTES, num_bytes)))
+    return crc32c_text(crc)

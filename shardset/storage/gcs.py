@@ -1,6 +1,6 @@
 """Google Cloud Storage behind the Storage interface.
 
-Requests go to the JSON API with the credentials of Google's client, so that every range can be
+Requests go to the JSON API with the credentials of google-auth, so that every range can be
 pinned to a generation and resumed at the byte reached.
 """
 
@@ -8,17 +8,15 @@ import json
 import mimetypes
 import re
 import secrets
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import IO, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 from urllib.parse import quote
 
-import urllib3
+import requests
 
-from shardset.checksum import crc32c_text, extend_crc32c
 from shardset.errors import PreconditionFailed, TransientError
 from shardset.storage.base import (
     ABSENT,
@@ -26,23 +24,16 @@ from shardset.storage.base import (
     Stat,
     accept_identical_object,
     check_generation,
-    os_errors_as_storage_errors,
     stat_or_none,
 )
-from shardset.storage.gcs_http import (
-    BROKEN,
-    BucketFacts,
-    ListingPage,
-    StoredObject,
-    explain,
-    json_object,
-    send,
-)
+from shardset.storage.gcs_http import BucketFacts, ListingPage, StoredObject, read_json, send
+from shardset.storage.remote_folder import SpooledWriter
+from shardset.storage.retry import RetryPolicy
 from shardset.storage.served import (
     Answer,
     ServedFolder,
-    in_time,
     pieces_of,
+    range_header,
     refuse_compressed,
     span_of,
 )
@@ -53,7 +44,7 @@ SPOOL_BYTES = 16 << 20
 PAGE_SIZE = 1000
 # urllib3 gives each of these the connect timeout; a mebibyte is too much for a slow line
 _SENT_AT_ONCE = 1 << 16
-_STAT_FIELDS = "kind,name,size,generation,crc32c"
+_FACTS = "name,size,generation,crc32c"
 _CRC32C = re.compile("crc32c=([^, ]+)")  # in `crc32c=yZRlqg==,md5=...`
 
 
@@ -69,9 +60,7 @@ class GcsStorage(ServedFolder):
 
     def stat(self, name: str) -> Stat:
         full, where = self._full(name), f"{self.url}/{name}"
-        params = {"fields": _STAT_FIELDS}
-        check = partial(_check_name, full, where)
-        return self._ask(self._path(full), where, params, StoredObject, check).stat(name)
+        return self._ask(self._path(full), where, {"fields": _FACTS}, StoredObject).stat(name)
 
     @contextmanager
     def request(
@@ -82,97 +71,91 @@ class GcsStorage(ServedFolder):
         stop: int | None,
         generation: str | None,
     ) -> Iterator[Answer]:
-        path = self._path(self._full(name))
         # Accepting gzip means "as stored". Otherwise the server would unpack such objects and
         # ignore the range.
-        headers = {"Accept-Encoding": "gzip"}
-        if (start, stop) != (0, None):
-            headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
+        headers = {"Accept-Encoding": "gzip"} | range_header(start, stop)
         params = {"alt": "media"} | _only_if(generation)
-        response = send(self.retry, "GET", path, where, params=params, headers=headers)
-        try:
-            with in_time(self.retry, response, where):
-                if response.status == 416:  # if the object says that it ends here
-                    yield Answer(stat=self.stat(name), first=start, pieces=())
-                else:
-                    yield _described(response, name, where)
-        except BROKEN as error:
-            raise TransientError(f"{where}: {explain(error)}") from error
+        path = self._path(self._full(name))
+        with send(self.retry, "GET", path, where, params=params, headers=headers) as response:
+            if response.status_code == 416:  # if the object says that it ends here
+                yield Answer(stat=self.stat(name), first=start, pieces=())
+            else:
+                yield _described(response, name, where)
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
-        """Keeps up to 16 MiB in memory, more in a temporary file; sends all at the block's end."""
-        return _GcsWriter(replace(self, prefix=""), self._full(name), if_generation)
+        """Keeps up to 16 MiB in memory, more in a temporary file; sends all at the block's end.
 
-    def _delete(self, name: str, generation: str | None) -> bool:
-        where, path = f"{self.url}/{name}", self._path(self._full(name))
-        condition = _only_if(generation)
-        with closing(send(self.retry, "DELETE", path, where, params=condition)) as response:
-            return response.status == 204
+        One request instead of a resumable session: the server checks generation and CRC32C before
+        the object appears, an aborted body was never sent, and a retry can't join halves of two
+        attempts.
+        """
+        commit = partial(self._commit, name, self._full(name), if_generation)
+        return SpooledWriter(commit, f"{self.url}/{name}", SPOOL_BYTES)
+
+    def _commit(
+        self, name: str, full: str, if_generation: str | None, written: SpooledWriter
+    ) -> None:
+        where = f"{self.url}/{name}"
+        kind = mimetypes.guess_type(full)[0] or "application/octet-stream"
+        facts = {"name": full, "contentType": kind, "crc32c": written.crc32c}
+        body = _Upload(facts, written, self.retry)
+        path = f"/upload{_bucket_path(self.bucket)}/o"
+        params = {"uploadType": "multipart", "fields": _FACTS} | _only_if(if_generation)
+        headers = {"Content-Type": f"multipart/related; boundary={body.boundary}"}
+
+        def upload() -> None:
+            sent = send(self.retry, "POST", path, where, params=params, headers=headers, body=body)
+            _ = sent.content  # read, so that the connection is used again
+
+        try:
+            # saves an upload that the server would refuse at its end
+            if if_generation is not None:
+                stored = stat_or_none(self, name)
+                check_generation(stored.generation if stored else ABSENT, if_generation, where)
+            self.persist(where, upload)
+        except PreconditionFailed:
+            stored = stat_or_none(self, name)
+            accept_identical_object(stored, written.num_bytes, written.crc32c, where)
+
+    def _delete(self, name: str, generation: str | None) -> None:
+        path, condition = self._path(self._full(name)), _only_if(generation)
+        send(self.retry, "DELETE", path, f"{self.url}/{name}", params=condition).close()
 
     def location(self) -> str:
         """The location of the bucket as the server spells it: `EUROPE-WEST4`, `EU`, `NAM4`.
 
         Raises NotFound if there is no such bucket. Needs the permission storage.buckets.get.
         """
-        params = {"fields": "kind,location"}
-        return self._ask(_bucket_path(self.bucket), self.url, params, BucketFacts).location
+        path, params = _bucket_path(self.bucket), {"fields": "location"}
+        return self._ask(path, self.url, params, BucketFacts).location
 
     def _path(self, full: str) -> str:
         return f"{_bucket_path(self.bucket)}/o/{quote(full, safe='')}"
 
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
         """Leaves out objects whose names end with `/`, by which consoles draw folders."""
-        where, last, token = f"gs://{self.bucket}/{wanted}", "", ""
+        where, path = f"gs://{self.bucket}/{wanted}", f"{_bucket_path(self.bucket)}/o"
         params = {
             "prefix": wanted,
-            "fields": "kind,items(name,size,generation,crc32c),nextPageToken",
+            "fields": f"kind,items({_FACTS}),nextPageToken",
             "maxResults": str(PAGE_SIZE),
         }
-
-        def check(page: ListingPage) -> None:
-            foreign = [
-                item.name
-                for item in page.items
-                if not item.name.startswith(wanted) or item.name <= last
-            ]
-            if foreign or (token and page.next_page_token == token):
-                name = f"object {foreign[0]!r}" if foreign else "page token"
-                raise TransientError(
-                    f"{where}: the answer is another page of the list, by its {name}"
-                )
-
         while True:
-            page = self._ask(f"{_bucket_path(self.bucket)}/o", where, params, ListingPage, check)
+            page = self._ask(path, where, params, ListingPage)
             # Google lists in the order of names; an emulator that does not answers with a single
             # page.
             for item in sorted(page.items, key=lambda item: item.name):
-                last = item.name
-                if not last.endswith("/"):
-                    yield item.stat(last[skip:])
-            token = page.next_page_token
-            if not token:
+                if not item.name.endswith("/"):
+                    yield item.stat(item.name[skip:])
+            if not page.next_page_token:
                 return
-            params["pageToken"] = token
+            params["pageToken"] = page.next_page_token
 
-    def _ask(
-        self,
-        path: str,
-        where: str,
-        params: dict[str, str],
-        kind: type[T],
-        check: Callable[[T], None] = lambda answer: None,
-    ) -> T:
-        """The JSON object that answers a small request; repeats the request until `check` accepts
-        one.
-        """
-
-        def attempt() -> T:
-            response = send(self.retry, "GET", path, where, params=params)
-            answer = json_object(self.retry, response, where, kind)
-            check(answer)
-            return answer
-
-        return self.persist(attempt)
+    def _ask(self, path: str, where: str, params: dict[str, str], kind: type[T]) -> T:
+        return self.persist(
+            where,
+            lambda: read_json(send(self.retry, "GET", path, where, params=params), where, kind),
+        )
 
 
 def _bucket_path(bucket: str) -> str:
@@ -183,7 +166,7 @@ def _only_if(generation: str | None) -> dict[str, str]:
     return {} if generation is None else {"ifGenerationMatch": generation}
 
 
-def _described(response: urllib3.BaseHTTPResponse, name: str, where: str) -> Answer:
+def _described(response: requests.Response, name: str, where: str) -> Answer:
     """An answer with bytes of an object, as its headers describe it; raises TransientError if they
     do not.
     """
@@ -191,7 +174,7 @@ def _described(response: urllib3.BaseHTTPResponse, name: str, where: str) -> Ans
     refuse_compressed(headers.get("Content-Encoding"), name, where)
     try:
         generation = headers["X-Goog-Generation"]
-        first, num_bytes = span_of(response.status, headers)
+        first, num_bytes = span_of(response.status_code, headers)
     except (KeyError, ValueError) as error:
         raise TransientError(
             f"{where}: the answer doesn't say which bytes it holds of what"
@@ -203,102 +186,28 @@ def _described(response: urllib3.BaseHTTPResponse, name: str, where: str) -> Ans
     return Answer(stat=stat, first=first, pieces=pieces_of(response))
 
 
-def _check_name(full: str, where: str, item: StoredObject) -> None:
-    """Raises TransientError if the object has another name."""
-    if item.name != full:
-        raise TransientError(f"{where}: the answer is about another object, {item.name!r}")
+class _Upload:
+    """The body of an upload: the facts of the object, then its bytes, from the start each time."""
 
-
-@dataclass
-class _GcsWriter:
-    """Collects the bytes and their CRC32C, then sends them in one request that the server accepts
-    or refuses whole.
-
-    One request instead of a resumable session: the server checks generation and CRC32C before the
-    object appears, an aborted body was never sent, and a retry can't join halves of two attempts.
-    """
-
-    bucket: GcsStorage
-    full: str
-    if_generation: str | None
-    num_bytes: int = 0
-    crc: int = 0
-    file: IO[bytes] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.where = f"{self.bucket.url}/{self.full}"
-        spooled = f"{self.where}, in the temporary folder {tempfile.gettempdir()}"
-        self._spool_errors = os_errors_as_storage_errors(spooled)
-
-    def __enter__(self) -> ObjectWriter:
-        self.file = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)
-        return self
-
-    def write(self, data: bytes | memoryview) -> None:
-        self.num_bytes += len(data)
-        self.crc = extend_crc32c(self.crc, data)
-        with self._spool_errors:
-            self.file.write(data)
-
-    def __exit__(self, *exc: object) -> None:
-        try:
-            if exc[0] is None:
-                with self._spool_errors:
-                    self.file.flush()
-                self._commit()
-        finally:
-            # on a full disk, closing complains about bytes that nobody wants any more
-            with suppress(OSError):
-                self.file.close()
-
-    def _commit(self) -> None:
-        try:
-            # saves an upload that the server would refuse at its end
-            if self.if_generation is not None:
-                stored = stat_or_none(self.bucket, self.full)
-                check_generation(
-                    stored.generation if stored else ABSENT, self.if_generation, self.where
-                )
-            self.bucket.persist(self._upload)
-        except PreconditionFailed:
-            stored = stat_or_none(self.bucket, self.full)
-            accept_identical_object(stored, self.num_bytes, crc32c_text(self.crc), self.where)
-
-    def _upload(self) -> None:
-        condition = _only_if(self.if_generation)
-        # random for each attempt, so that no content can contain it
-        boundary = f"shardset-{secrets.token_hex(16)}"
-        tail = f"\r\n--{boundary}--\r\n".encode()
-        head = self._head(boundary)
-        length = str(len(head) + self.num_bytes + len(tail))
-        response = send(
-            self.bucket.retry,
-            "POST",
-            f"/upload{_bucket_path(self.bucket.bucket)}/o",
-            self.where,
-            params={"uploadType": "multipart", "fields": _STAT_FIELDS} | condition,
-            headers={
-                "Content-Type": f"multipart/related; boundary={boundary}",
-                "Content-Length": length,
-            },
-            body=partial(self._body, head, tail),
-        )
-        stored = json_object(self.bucket.retry, response, self.where, StoredObject)
-        _check_name(self.full, self.where, stored)
-
-    def _body(self, head: bytes, tail: bytes) -> Iterator[bytes]:
-        yield head
-        self.file.seek(0)
-        pieces = iter(partial(self.file.read, _SENT_AT_ONCE), b"")
-        yield from self.bucket.retry.paced(pieces, self.where)
-        yield tail
-
-    def _head(self, boundary: str) -> bytes:
-        kind = mimetypes.guess_type(self.full)[0] or "application/octet-stream"
-        facts = json.dumps(
-            {"name": self.full, "contentType": kind, "crc32c": crc32c_text(self.crc)}
-        )
-        return (
-            f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{facts}\r\n"
-            f"--{boundary}\r\nContent-Type: {kind}\r\n\r\n"
+    def __init__(
+        self, facts: Mapping[str, str], written: SpooledWriter, policy: RetryPolicy
+    ) -> None:
+        # random, so that no content can contain it
+        self.boundary = f"shardset-{secrets.token_hex(16)}"
+        self.written, self.policy = written, policy
+        self.head = (
+            f"--{self.boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n"
+            f"{json.dumps(facts)}\r\n"
+            f"--{self.boundary}\r\nContent-Type: {facts['contentType']}\r\n\r\n"
         ).encode()
+        self.tail = f"\r\n--{self.boundary}--\r\n".encode()
+
+    def __len__(self) -> int:
+        return len(self.head) + self.written.num_bytes + len(self.tail)
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self.head
+        self.written.file.seek(0)
+        pieces = iter(partial(self.written.file.read, _SENT_AT_ONCE), b"")
+        yield from self.policy.paced(pieces, self.written.where)
+        yield self.tail

@@ -16,23 +16,24 @@ from typing import ClassVar
 from urllib.parse import quote, urljoin, urlsplit
 
 import requests
-import urllib3
-from requests.adapters import HTTPAdapter
 
 from shardset.errors import ConfigError, StorageError, TransientError
 from shardset.per_process import PerProcess
 from shardset.storage.base import ObjectWriter, Stat
-from shardset.storage.checked import read_twice
 from shardset.storage.retry import RetryPolicy, kind_of, refusal
-from shardset.storage.served import Answer, ServedFolder, in_time, pieces_of, span_of
+from shardset.storage.served import (
+    Answer,
+    ServedFolder,
+    keep_connections,
+    pieces_of,
+    range_header,
+    reason_of,
+    span_of,
+)
 
 HEADER = "SHARDSET_HTTPS_HEADER"
 _HEADER_FORM = re.compile(r"([!-~]+) ([\w-]+): *([!-~][ -~]*)", re.ASCII)
 _MAX_REDIRECTS = 5
-
-
-class UnusableAnswer(StorageError):
-    """An answer that does not describe the file, or has other bytes than those asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +57,16 @@ class HttpsStorage(ServedFolder):
     ) -> Iterator[Answer]:
         self._full(name)
         url = f"{self.url}/{quote(name)}"
-        headers = {"Accept-Encoding": "identity"}
-        if (start, stop) != (0, None):  # no Range header asks for zero bytes
-            headers["Range"] = f"bytes={start}-{'' if stop is None else max(start, stop - 1)}"
+        headers = {"Accept-Encoding": "identity"} | range_header(start, stop)
         if generation and generation.startswith('"'):
             headers["If-Match"] = generation
 
-        def ask() -> tuple[requests.Response, int, Stat]:
-            response = _response(self.retry, url, headers, where)
-            try:
-                return response, *_facts(response, name, start, where)
-            except StorageError:
-                response.close()
-                raise
-
         try:
-            # one answer may be of something on the way
-            response, first, stat = read_twice(ask, error=UnusableAnswer)
-            with in_time(self.retry, response.raw, where):
-                yield Answer(stat=stat, first=first, pieces=pieces_of(response.raw))
-        except (OSError, urllib3.exceptions.HTTPError) as error:
-            # no address, or no answer
-            kind = StorageError if isinstance(error, ValueError) else TransientError
-            # its text may hold a signed address
-            raise kind(f"{where}: no answer: {_reason(error)}") from None
+            with _response(self.retry, url, headers, where) as response:
+                first, stat = _facts(response, name, start, where)
+                yield Answer(stat=stat, first=first, pieces=pieces_of(response))
+        except ValueError as error:  # no address
+            raise StorageError(f"{where}: no answer: {reason_of(error)}") from None
 
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
         raise ConfigError(
@@ -93,8 +80,8 @@ class HttpsStorage(ServedFolder):
             " that"
         )
 
-    def _delete(self, name: str, generation: str | None) -> bool:
-        return bool(self.writer(name))
+    def _delete(self, name: str, generation: str | None) -> None:
+        self.writer(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +128,10 @@ def _response(
 
 
 def _facts(response: requests.Response, name: str, start: int, where: str) -> tuple[int, Stat]:
-    """The first byte and the facts about the file, from the headers; raises UnusableAnswer."""
+    """The first byte and the facts about the file, from the headers; raises StorageError."""
     headers = response.headers
     if (encoding := headers.get("Content-Encoding", "identity")) != "identity":
-        raise UnusableAnswer(
+        raise StorageError(
             f"{where}: the server sends it compressed ({encoding}), though asked not to; turn"
             " that off"
         )
@@ -156,21 +143,12 @@ def _facts(response: requests.Response, name: str, start: int, where: str) -> tu
         if headers.get("Content-Length") == "0":
             raise TransientError(f"{where}: the answer is empty") from None
         expected = "Content-Length, or Content-Range of a range, and ETag or Last-Modified"
-        raise UnusableAnswer(
+        raise StorageError(
             f"{where}: the answer lacks headers, expected {expected}; use another server"
         ) from None
     if response.status_code != 206 and 0 < start < num_bytes:
-        raise UnusableAnswer(
-            f"{where}: the server sends no byte ranges; copy the set to another one"
-        )
+        raise StorageError(f"{where}: the server sends no byte ranges; copy the set to another one")
     return first, Stat(name=name, num_bytes=num_bytes, generation=generation, crc32c=None)
-
-
-def _reason(error: BaseException) -> str:
-    """The system's message, or the name of the first error."""
-    while context := error.__cause__ or error.__context__:
-        error = context
-    return getattr(error, "strerror", None) or type(error).__name__
 
 
 def _credentials(host: str) -> dict[str, str]:
@@ -203,6 +181,5 @@ def _session() -> requests.Session:
     session = requests.Session()
     # else requests sends netrc's `default` to every host, over any header
     session.auth = lambda request: request
-    for scheme in ("https://", "http://"):
-        session.mount(scheme, HTTPAdapter(pool_maxsize=64))
+    keep_connections(session)
     return session

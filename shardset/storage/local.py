@@ -129,7 +129,6 @@ class LocalStorage(Storage):
             name = join(folder, entry.name)
             if entry.is_dir():
                 if f"{name}/".startswith(prefix):
-                    _refuse_circle(entry, path)
                     yield from self._walk(name, prefix)
             elif (
                 name.startswith(prefix)
@@ -137,18 +136,6 @@ class LocalStorage(Storage):
                 and modes.S_ISREG(facts.st_mode)
             ):
                 yield _local_stat(name, facts)
-
-
-def _refuse_circle(entry: os.DirEntry[str], folder: str) -> None:
-    """Raises StorageError for a link to a folder above;
-    other circles end with the system's ELOOP.
-    """
-    if entry.is_symlink() and f"{os.path.realpath(folder)}/".startswith(
-        os.path.join(os.path.realpath(entry.path), "")
-    ):
-        raise StorageError(
-            f"{entry.path}: a symbolic link leads back to a folder above it; remove the link"
-        )
 
 
 def _sorted_entries(path: str, *, is_optional: bool) -> list[os.DirEntry[str]]:

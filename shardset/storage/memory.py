@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from shardset.checksum import crc32c_of, crc32c_text
 from shardset.errors import NotFound
 from shardset.storage import base
 from shardset.storage.base import ObjectWriter, Stat
-from shardset.storage.remote import RemoteFolder, WholeWriter
+from shardset.storage.remote_folder import RemoteFolder, SpooledWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +60,12 @@ class MemoryStorage(RemoteFolder):
         )
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
-        return WholeWriter(
+        return SpooledWriter(
             partial(self._store, self._full(name), if_generation), f"{self.url}/{name}"
         )
 
-    def _store(self, full: str, if_generation: str | None, data: bytes) -> None:
-        crc32c = crc32c_text(crc32c_of(data))
+    def _store(self, full: str, if_generation: str | None, written: SpooledWriter) -> None:
+        data, crc32c = written.data(), written.crc32c
         with _memory_lock:
             item = self._objects.get(full)
             if if_generation in (None, item.generation if item else base.ABSENT):

@@ -59,7 +59,7 @@ def open_storage(url: str) -> Storage:
         )
     module, name = _CLASSES[scheme]
     with brought_by("s3"):
-        # Late: Google's client takes half a second, obstore is an extra.
+        # Late: not all need requests and google-auth, and obstore is an extra.
         kind = getattr(import_module(f"shardset.storage.{module}"), name)
     storage: Storage = kind(root, prefix.rstrip("/"))
     return storage
@@ -78,6 +78,11 @@ def open_file(url: str) -> tuple[Storage, str]:
 def is_address(url: str) -> bool:
     """Whether a URL has a scheme, as all remote storage has; otherwise it is a local path."""
     return "://" in url
+
+
+def is_web(url: str) -> bool:
+    """Whether a URL is of a web server, which lists nothing."""
+    return url.startswith(("https://", "http://"))
 
 
 def is_absolute(path: str) -> bool:

@@ -53,13 +53,14 @@ def _jitter() -> float:
 class RetryPolicy:
     """When a request counts as lost, how long to pause before the next one, and when to give up.
 
-    A request is lost if it can't connect, receives nothing for `stall_timeout_s`, or takes longer
-    than `request_deadline_s` and the time of its bytes at 64 KiB/s. Pauses double from
-    `first_pause_s` to `max_pause_s`; jitter shortens each by up to half. An operation gives up
-    `give_up_after_s` after its first failure since the last progress of 4 KiB. It logs a warning if
-    it still fails `warn_after_s` after its first failure. While the server refuses it because there
-    are too many requests, it keeps trying for `throttled_give_up_after_s`. In any case it gives up
-    `deadline_s` after it began or last made progress. `on_pause` is called before each pause.
+    A request is lost if it can't connect or receives nothing for `stall_timeout_s`, or if its
+    pieces take longer than `request_deadline_s` and the time of their bytes at 64 KiB/s. Pauses
+    double from `first_pause_s` to `max_pause_s`; jitter shortens each by up to half. An operation
+    gives up `give_up_after_s` after its first failure since the last progress of 4 KiB. It logs a
+    warning if it still fails `warn_after_s` after its first failure. While the server refuses it
+    because there are too many requests, it keeps trying for `throttled_give_up_after_s`. In any
+    case it gives up `deadline_s` after it began or last made progress. `on_pause` is called before
+    each pause.
     """
 
     connect_timeout_s: float = 10.0

@@ -24,8 +24,7 @@ from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageEr
 from shardset.per_process import PerProcess
 from shardset.storage import base
 from shardset.storage.base import ABSENT, ObjectWriter, Stat
-from shardset.storage.checked import facts_of
-from shardset.storage.remote import WholeWriter
+from shardset.storage.remote_folder import SpooledWriter
 from shardset.storage.retry import kind_of
 from shardset.storage.served import Answer, ServedFolder, refuse_compressed
 
@@ -89,8 +88,7 @@ class S3Storage(ServedFolder):
                 return
             refuse_compressed(found.attributes.get("Content-Encoding"), name, where)
             stat = _stat(name, found.meta, found.attributes)
-            pieces = self.retry.paced(found.stream(min_chunk_size=1), where)
-            yield Answer(stat=stat, first=found.range[0], pieces=pieces)
+            yield Answer(stat=stat, first=found.range[0], pieces=found.stream(min_chunk_size=1))
 
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
         folder, last = wanted.rpartition("/")[0] or None, ""
@@ -131,14 +129,11 @@ class S3Storage(ServedFolder):
         """Keeps the bytes in memory and sends all at the block's end; raises StorageError above 5
         GiB.
         """
-        return WholeWriter(
-            partial(self._put, name, self._full(name), if_generation),
-            f"{self.url}/{name}",
-            MAX_BYTES,
-        )
+        commit = partial(self._put, name, self._full(name), if_generation)
+        return SpooledWriter(commit, f"{self.url}/{name}", max_bytes=MAX_BYTES)
 
-    def _put(self, name: str, full: str, if_generation: str | None, data: bytes) -> None:
-        where, (num_bytes, crc32c) = f"{self.url}/{name}", facts_of(data)
+    def _put(self, name: str, full: str, if_generation: str | None, written: SpooledWriter) -> None:
+        data, num_bytes, crc32c = written.data(), written.num_bytes, written.crc32c
         mode: Any = {None: "overwrite", ABSENT: "create"}.get(
             if_generation, {"e_tag": if_generation}
         )
@@ -148,7 +143,7 @@ class S3Storage(ServedFolder):
             e_tag = self._ask(name, lambda: obstore.put(client, full, data, **options))["e_tag"]
         except PreconditionFailed:
             stored = base.stat_or_none(self, name)
-            base.accept_identical_object(stored, num_bytes, crc32c, where)
+            base.accept_identical_object(stored, num_bytes, crc32c, written.where)
             e_tag = stored.generation if stored else None
         # it is encrypted, or damaged
         if e_tag != f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"':
@@ -156,16 +151,16 @@ class S3Storage(ServedFolder):
             with suppress(PreconditionFailed, NotFound):
                 self.read(name, generation=e_tag)
 
-    def _delete(self, name: str, generation: str | None) -> bool:
-        """Without a condition: what another process wrote after the last look is lost."""
+    def _delete(self, name: str, generation: str | None) -> None:
+        """Without a condition: what another process wrote after the look is lost."""
         full = self._full(name)
         with self._said_plainly(f"{self.url}/{name}"):
             obstore.delete(self._client(_PAGE_BYTES), full)
-        return True
 
     def _ask(self, name: str, request: Callable[[], T]) -> T:
         """The result of a request, which is sent again until the policy gives up."""
-        return self.persist(self._said_plainly(f"{self.url}/{name}")(request))
+        where = f"{self.url}/{name}"
+        return self.persist(where, self._said_plainly(where)(request))
 
     def _client(self, num_bytes: int, *, is_upload: bool = False) -> Client:
         """This process's client for requests of up to so many bytes, with the settings that the

@@ -1,33 +1,31 @@
-"""A folder of a server, which may refuse, break off or drip: one throttle, retry and deadline for
-all schemes.
+"""A folder of a server, which may refuse or break off: one throttle and one retry for all schemes.
 
 A read is resumed at the byte reached and checked against its generation.
 """
 
-import threading
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+import requests
 import urllib3
+from requests.adapters import HTTPAdapter
 
 from shardset.errors import NotFound, PreconditionFailed, StorageError, TransientError
 from shardset.per_process import PerProcess
-from shardset.storage.base import Stat, check_generation, check_range, stat_or_none
-from shardset.storage.checked import DamagedObject, facts_of, read_twice
-from shardset.storage.remote import RemoteFolder
-from shardset.storage.retry import RetryPolicy, Throttle, persist
+from shardset.storage.base import Stat, check_generation, check_range
+from shardset.storage.checked import DamagedObject, facts_of
+from shardset.storage.many import REQUESTS_AT_ONCE
+from shardset.storage.remote_folder import RemoteFolder
+from shardset.storage.retry import Throttle, persist
 
 T = TypeVar("T")
-_Running = dict[urllib3.BaseHTTPResponse, tuple[RetryPolicy, float]]
 
 # one allocation for a usual range: pieces and their sum take up to three times as long
 _PIECE_BYTES = 8 << 20
-_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +39,33 @@ class Answer:
     pieces: Iterable[bytes]
 
 
-def pieces_of(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+BROKEN = (OSError, urllib3.exceptions.HTTPError)
+"""Exceptions of a broken connection, while a request is sent or its response is read."""
+
+
+def keep_connections(session: requests.Session) -> None:
+    """Lets a session keep the connections of all that a process does at once."""
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, HTTPAdapter(pool_maxsize=2 * REQUESTS_AT_ONCE))
+
+
+def reason_of(error: BaseException) -> str:
+    """The system's message, or the name of the first error."""
+    while context := error.__cause__ or error.__context__:
+        error = context
+    return getattr(error, "strerror", None) or type(error).__name__
+
+
+def pieces_of(response: requests.Response) -> Iterator[bytes]:
     """The bytes of a body as they are sent."""
-    return iter(partial(response.read, _PIECE_BYTES, decode_content=False), b"")
+    return iter(partial(response.raw.read, _PIECE_BYTES, decode_content=False), b"")
+
+
+def range_header(start: int, stop: int | None) -> dict[str, str]:
+    """The header that asks for the bytes [start, stop), at least for one; none for all bytes."""
+    if (start, stop) == (0, None):
+        return {}
+    return {"Range": f"bytes={start}-{'' if stop is None else max(start, stop - 1)}"}
 
 
 def span_of(status: int, headers: Mapping[str, str]) -> tuple[int, int]:
@@ -63,48 +85,6 @@ def refuse_compressed(encoding: str | None, name: str, where: str) -> None:
             f"{where}: is stored with `Content-Encoding: gzip`, so it is not the file itself;"
             " upload it again without compression (gcloud storage cp without --gzip-...)"
         )
-
-
-@contextmanager
-def in_time(policy: RetryPolicy, response: urllib3.BaseHTTPResponse, where: str) -> Iterator[None]:
-    """Closes the response after the block; raises TransientError there if its body is slower than
-    64 KiB/s.
-    """
-    until = policy.clock() + policy.deadline_of(response.length_remaining or 0)
-    running = _running()
-    running[response] = policy, until
-    try:
-        yield
-    except (OSError, urllib3.exceptions.HTTPError) as error:
-        if policy.clock() < until:
-            raise
-        raise TransientError(f"{where}: slower than 64 KiB/s") from error
-    finally:
-        del running[response]
-        response.close()
-
-
-@PerProcess
-def _running() -> _Running:
-    """The answers that this process receives, with their deadlines.
-
-    A thread breaks off what lasts longer.
-
-    To look between pieces instead, these would have to be as small as what arrives at once: with
-    TLS, that takes a third more processor time.
-    """
-    running: _Running = {}
-
-    def watch() -> None:
-        while True:
-            time.sleep(_LOOK_S)
-            for response, (policy, until) in list(running.items()):
-                if policy.clock() > until:
-                    with suppress(OSError, RuntimeError, ValueError):  # it has just ended
-                        response.shutdown()
-
-    threading.Thread(target=watch, name="shardset-deadlines", daemon=True).start()
-    return running
 
 
 @dataclass
@@ -147,7 +127,7 @@ class _Download:
                 self.where, self.name, self._position, self._end, self._pinned
             ) as answer:
                 self._end = self._accept(answer)
-                self._collect(answer.pieces, self._end)
+                self._collect(self.folder.retry.paced(answer.pieces, self.where), self._end)
         except PreconditionFailed as error:
             if self.generation is not None:
                 raise
@@ -169,18 +149,9 @@ class _Download:
     def _accept(self, answer: Answer) -> int:
         """The end of the wanted bytes; raises unless the answer has the wanted generation and
         range.
-
-        An answer is not enough to call the object another one: its metadata must say so too.
         """
         stat = answer.stat
-        try:
-            end = self.end_of(stat)
-        except StorageError as error:
-            self.end_of(self.folder.stat(self.name))  # raises if the object really is another one
-            raise TransientError(
-                f"{self.where}: the answer is of {stat.num_bytes} bytes of generation"
-                f" {stat.generation}, the object is not"
-            ) from error
+        end = self.end_of(stat)
         self._pinned = stat.generation  # later requests must not mix in bytes of another generation
         if self._position < end and answer.first != self._position:
             raise TransientError(
@@ -228,7 +199,7 @@ class ServedFolder(RemoteFolder):
 
     @property
     def is_throttled(self) -> bool:
-        return self._throttle(is_range=True).is_busy(self.retry)
+        return _throttle(self.scheme, self.bucket, True).is_busy(self.retry)
 
     def stat(self, name: str) -> Stat:
         where = f"{self.url}/{name}"
@@ -237,26 +208,14 @@ class ServedFolder(RemoteFolder):
             with self.request(where, name, 0, 0, None) as answer:
                 return answer.stat
 
-        return self.persist(attempt)
+        return self.persist(where, attempt)
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
-        """Unless the server confirms it, the object must be gone."""
         where = f"{self.url}/{name}"
-
-        def attempt() -> None:
-            with suppress(NotFound, PreconditionFailed):
-                if self._delete(name, generation):
-                    return
-            if self._holds(name, generation):
-                raise TransientError(f"{where}: it is still stored after its deletion")
-
-        # a server may not know the condition
-        if generation is None or self._holds(name, generation):
-            self.persist(attempt)
-
-    def _holds(self, name: str, generation: str | None) -> bool:
-        stored = read_twice(partial(stat_or_none, self, name), lambda stat: stat is not None)
-        return stored is not None and generation in (None, stored.generation)
+        with suppress(NotFound, PreconditionFailed):
+            if generation is not None:  # not all servers know the condition of a deletion
+                check_generation(self.stat(name).generation, generation, where)
+            self.persist(where, lambda: self._delete(name, generation))
 
     def _read(
         self, name: str, start: int, stop: int | None, generation: str | None
@@ -266,15 +225,29 @@ class ServedFolder(RemoteFolder):
             stat = self.stat(name)
             download.end_of(stat)
             return b"", stat
-        throttle = self._throttle(is_range=(start, stop) != (0, None))
-        return persist(self.retry, download.attempt, throttle, lambda: download.farthest)
+        is_range = (start, stop) != (0, None)
+        return self.persist(
+            download.where, download.attempt, is_range=is_range, progress=lambda: download.farthest
+        )
 
-    def persist(self, attempt: Callable[[], T]) -> T:
+    def persist(
+        self,
+        where: str,
+        attempt: Callable[[], T],
+        *,
+        is_range: bool = False,
+        progress: Callable[[], int] = lambda: 0,
+    ) -> T:
         """The result of `attempt`, at the bucket's pace, repeated until the policy gives up."""
-        return persist(self.retry, attempt, self._throttle(is_range=False))
 
-    def _throttle(self, *, is_range: bool) -> Throttle:
-        return _throttle(self.scheme, self.bucket, is_range)
+        def answered() -> T:
+            try:
+                return attempt()
+            except BROKEN as error:  # whose text may hold a signed address
+                raise TransientError(f"{where}: no answer: {reason_of(error)}") from None
+
+        throttle = _throttle(self.scheme, self.bucket, is_range)
+        return persist(self.retry, answered, throttle, progress)
 
     @abstractmethod
     def request(
@@ -286,5 +259,5 @@ class ServedFolder(RemoteFolder):
         """
 
     @abstractmethod
-    def _delete(self, name: str, generation: str | None) -> bool:
-        """Asks once for a deletion; whether the answer confirms it."""
+    def _delete(self, name: str, generation: str | None) -> None:
+        """Asks once for a deletion; NotFound or PreconditionFailed if it is gone or another one."""

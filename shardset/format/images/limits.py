@@ -128,13 +128,13 @@ _room_of_process = PerProcess(_Room)
 
 @contextmanager
 def _held(needed: int, budget: int) -> Iterator[None]:
-    own = _room_of_process()
-    with own.changed:
-        own.changed.wait_for(lambda: not own.taken or own.taken + needed <= budget)
-        own.taken += needed
+    room = _room_of_process()
+    with room.changed:
+        room.changed.wait_for(lambda: not room.taken or room.taken + needed <= budget)
+        room.taken += needed
     try:
         yield
     finally:
-        with own.changed:
-            own.taken -= needed
-            own.changed.notify_all()
+        with room.changed:
+            room.taken -= needed
+            room.changed.notify_all()

@@ -22,7 +22,6 @@ from shardset.format.manifest.records import (
     Provenance,
     Quarantine,
     Split,
-    files_of,
     hash_of_key,
 )
 from shardset.format.manifest.sealing import check, parse, seal, shards_of, to_json

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from shardset.format.view import ViewHead, ViewRows, ViewSplit, address_from, re
 from shardset.order.selection import Selection
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_twice
-from shardset.storage.open import open_file, open_storage
+from shardset.storage.open import is_web, open_file, open_storage
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -122,10 +123,7 @@ def load(url: str | os.PathLike[str]) -> LoadedSet:
         return LoadedSet(read(storage, name, target), storage)
     except NotFound as error:
         versioned = versions.split_address(url)
-        # A web server lists nothing.
-        if versioned and (
-            url.startswith("https://") or not any(True for _ in open_storage(url).list())
-        ):
+        if versioned and (is_web(url) or not any(True for _ in open_storage(url).list())):
             return _load_version(*versioned)
         raise MissingSet(
             f"{target}: no manifest there, so no finished shard set; build one with"
@@ -178,13 +176,13 @@ def with_view(
             f"{url}: is a view of the set with digest {head.parent_digest[:12]}…, but"
             f" {loaded.storage.url} has {whole.digest[:12]}…; name that set, or make the view again"
         )
-    of = whole.split(head.split)
-    others = {name: one for name, one in whole.splits.items() if name != head.split}
+    stored = whole.split(head.split)
+    others = {name: split for name, split in whole.splits.items() if name != head.split}
     if taken := rows.keys() & others.keys():
         raise ConfigError(
             f"{url}: the set has a split {min(taken)!r} already; give the view's another name"
         )
-    bounds = ("ids", 0, of.num_samples), ("labels", -1, len(whole.classes))
+    bounds = ("ids", 0, stored.num_samples), ("labels", -1, len(whole.classes))
     for part in rows.values():
         for (what, least, end), found in zip(bounds, part, strict=False):
             if found is not None and not least <= found.min() <= found.max() < end:
@@ -194,10 +192,10 @@ def with_view(
                 )
     head = msgspec.structs.replace(head, digest=head.digest or view_digest(whole.digest, rows))
     splits = {
-        name: ViewSplit(Selection.of(ids, of.num_samples, head.digest), labels, weights)
+        name: ViewSplit(Selection.from_kept(ids, stored.num_samples, head.digest), labels, weights)
         for name, (ids, labels, weights) in rows.items()
     }
-    manifest = msgspec.structs.replace(whole, splits=dict.fromkeys(splits, of) | others)
+    manifest = msgspec.structs.replace(whole, splits=dict.fromkeys(splits, stored) | others)
     return LoadedSet(manifest, loaded.storage, View(head=head, splits=splits, whole=whole))
 
 
@@ -240,17 +238,19 @@ def older(storage: Storage) -> Iterator[Manifest]:
     """The manifests of the older versions, as `read_head` returns them, the newest first: stop once
     you know enough.
     """
-    numbers = filter(
-        None, (versions.number_of(stat.name) for stat in storage.list(versions.FOLDER))
-    )
-    for number in sorted(numbers, reverse=True):
-        yield read_head(storage, versions.path(number))
+    if is_web(storage.url):  # which lists nothing, but these names are known
+        numbers = [*range(1, read_head(storage).number)]
+    else:
+        listed = (versions.number_of(stat.name) for stat in storage.list(versions.FOLDER))
+        numbers = sorted(filter(None, listed))
+    for number in reversed(numbers):
+        with suppress(NotFound):  # of a version that `compact` removed
+            yield read_head(storage, versions.path(number))
 
 
 def older_with(storage: Storage, digest: str) -> Manifest | None:
-    """The older version with that digest, its shards unread; None if it's gone or on the web."""
-    found = () if storage.url.startswith("https://") else older(storage)
-    return next((one for one in found if one.digest == digest), None)
+    """The older version with that digest, its shards unread; None if it's gone."""
+    return next((version for version in older(storage) if version.digest == digest), None)
 
 
 def opened(storage: Storage, manifest: Manifest) -> Manifest:

@@ -9,7 +9,6 @@ from typing import Any, Final, Literal
 import msgspec
 
 from shardset.errors import MissingSet
-from shardset.format import naming
 from shardset.format.shards import Count, Group, Positive, Record, Sha256, Shard, StoredShards
 from shardset.order.permutation import hash_text
 from shardset.prepared import prepared
@@ -203,11 +202,3 @@ class Manifest(Record, frozen=True, kw_only=True):
 def hash_of_key(key: str) -> int:
     """What is left of a forgotten key: 32 bits, which tell it from a mistyped one."""
     return hash_text(key, key=0) >> 32
-
-
-def files_of(*named_by: Manifest) -> set[str]:
-    """The paths of all files that some manifests name; reads none."""
-    groups = [group for manifest in named_by for group in manifest.groups]
-    tars = [group.path(number) for group in groups for number in range(group.num_shards)]
-    lists = {manifest.quarantine.path for manifest in named_by}
-    return lists.union((group.table for group in groups), tars, map(naming.index_path, tars))

@@ -114,7 +114,7 @@ def test_the_splits_of_a_view_take_the_place_of_the_split_that_it_is_of(whole):
         ({"id": [4, 1, 4]}, "lists id 4 twice"),
         ({"id": ["one"]}, "not a view"),
         ({"id": [1.5]}, "not a view"),
-        ({"id": [True, False]}, "id is true or false, expected numbers"),
+        ({"id": [True, False]}, "id is null, or true or false"),
         ({"id": [1], "weight": [0.0]}, "a weight is not above 0"),
         ({"id": [1], "weight": [float("nan")]}, "a weight is not above 0"),
         ({"id": [1], "split": [None]}, "can't name its splits"),

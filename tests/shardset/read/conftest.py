@@ -25,7 +25,7 @@ def table(recorded):
 @pytest.fixture
 def reader(table):
     """A reader of its shards."""
-    reader = RemoteReader(table, 8)
+    reader = RemoteReader(table)
     yield reader
     reader.close()
 

@@ -169,30 +169,20 @@ def test_a_disk_that_takes_no_more_costs_the_cache_and_not_the_run(
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "message"),
-    [(1000, "holds not one shard"), (1 << 60, r"bytes are free for the cache, \d+ were asked for")],
+    ("folder", "num_bytes", "message"),
+    [
+        ("cache", 1000, "holds not one shard"),
+        ("cache", 1 << 60, r"bytes are free for the cache, \d+ were asked for"),
+        ("gs://bucket/cache", 1 << 20, "expected a local folder"),
+        ("~/cache", 1 << 20, "~ is not your home folder"),
+        ("file/cache", 1 << 20, "can't be the folder of a cache"),
+    ],
 )
-def test_a_budget_that_holds_no_shard_or_exceeds_the_disk_is_refused(
-    url, tmp_path, num_bytes, message
-):
-    with pytest.raises(ConfigError, match=message):
-        opened(url, tmp_path, num_bytes)
-
-
-@pytest.mark.parametrize(
-    ("folder", "message"),
-    [("gs://bucket/cache", "expected a local folder"), ("~/cache", "~ is not your home folder")],
-)
-def test_a_cache_elsewhere_than_on_a_local_disk_is_refused(folder, message, tmp_path, monkeypatch):
+def test_a_cache_that_can_not_be_is_refused(url, tmp_path, monkeypatch, folder, num_bytes, message):
     monkeypatch.chdir(tmp_path)
+    Path("file").write_bytes(b"")
     with pytest.raises(ConfigError, match=message):
-        DiskCache(folder=folder, num_bytes=1)
-
-
-def test_a_folder_that_can_not_be_one_is_refused(url, tmp_path):
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ConfigError, match="can't be the folder of a cache"):
-        opened(url, tmp_path / "file" / "cache")
+        opened(url, folder, num_bytes)
 
 
 def test_caches_open_while_others_make_room(tmp_path):

@@ -3,7 +3,6 @@
 Of large ones a few groups are read: the same rows, few bytes, and no damage gets through.
 """
 
-import itertools
 import pickle
 import random
 import threading
@@ -16,45 +15,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardset.errors import DamagedShard, NotFound, TransientError
-from shardset.format.manifest import Shard, load
+from shardset.errors import DamagedShard, TransientError
+from shardset.format.manifest import load
 from shardset.format.rows import GROUP_ROWS, schema_of
 from shardset.format.shards import StoredShards
 from shardset.format.tar import StoredSample
 from shardset.order.budget import INDEX_BYTES
 from shardset.read.addresses import columns_of
-from shardset.read.blocks import BlockSampleReader
+from shardset.read.block_reader import BlockSampleReader
 from shardset.read.indexes import ShardTable, read_footer, read_groups, read_index
 from shardset.read.remote import RemoteReader
-from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers.objects import flipped, put
 from tests.makers.once import DamagesOnce
 from tests.makers.reading import RecordingStorage, addresses_of, order_of, rank_slots
-from tests.makers.shardset import new_set, png_samples, write_shard_set
+from tests.makers.shardset import new_set
 from tests.shardset.read.conftest import at
-
-_counter = itertools.count()
-
-
-def made() -> tuple[Storage, Shard]:
-    storage = open_storage(f"memory://indexes-{next(_counter)}/set")
-    manifest = write_shard_set(storage, {"train": png_samples("train", 60, size=4)}, num_shards=1)
-    return storage, manifest.split("train").shards[0]
-
-
-@pytest.mark.parametrize("place", [0, 30, -1], ids=["header", "fields", "row"])
-def test_a_whole_index_is_compared_with_the_manifest(place):
-    storage, shard = made()
-    data = storage.read(shard.index.path)
-    put(storage, shard.index.path, flipped(data, place % len(data)))
-    with pytest.raises(DamagedShard, match=r"parquet: .* with crc32c .*, expected"):
-        read_index(storage, shard)
-    storage.delete(shard.index.path)
-    with pytest.raises(
-        NotFound, match=r"the index of shard train/train-000000\.tar is missing; restore it, or"
-    ):
-        read_index(storage, shard)
 
 
 def test_a_table_knows_every_sample(recorded):
@@ -117,12 +93,9 @@ def test_indexes_that_are_missing_are_asked_for_once_and_at_the_same_time(record
 
 
 def test_indexes_that_are_large_together_are_read_one_after_the_other(table, monkeypatch):
-    storage, split = table.storage, table.split
-    threads = set()
+    storage, threads = table.storage, set()
     storage.before = lambda number, name: threads.add(threading.get_ident())
-    monkeypatch.setattr(
-        "shardset.read.indexes.MAX_BYTES_IN_FLIGHT", 2 * split.shards[0].index.num_bytes - 1
-    )
+    monkeypatch.setattr("shardset.read.indexes.MAX_GROUPS_IN_FLIGHT", 1)
     at(table, (2, 0), (0, 0), (1, 0))
     assert len(threads) == 1
     assert len(storage.reads) == 3
@@ -310,7 +283,7 @@ def test_a_bucket_that_does_not_answer_is_no_damage(large):
 
 def test_the_rows_of_blocks_are_read_together_after_the_first_batch(large):
     order = order_of(large.split, block_size=512, window=256)
-    reader = RemoteReader(large, 8)
+    reader = RemoteReader(large)
     reads = BlockSampleReader(order, large, reader, 1 << 30)
     for step in (0, 1):
         slots = rank_slots(order, 0, step, 0, 1)

@@ -11,7 +11,7 @@ from shardset.format.tar import StoredSample
 from shardset.read import local
 from shardset.read.indexes import ShardTable
 from shardset.read.local import SMALL_BYTES, LocalSampleReader
-from shardset.read.open import open_sample_reader
+from shardset.read.sample_reader import open_sample_reader
 from tests.makers.reading import order_of, read_epoch
 from tests.makers.shardset import new_set, png_samples
 from tests.shardset.read.conftest import at

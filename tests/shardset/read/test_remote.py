@@ -8,6 +8,7 @@ import pytest
 
 from shardset.errors import DamagedShard, TransientError
 from shardset.read.remote import RemoteReader
+from shardset.storage.many import REQUESTS_AT_ONCE
 from tests.makers.reading import RecordingStorage
 from tests.makers.shardset import put
 
@@ -28,7 +29,6 @@ def test_a_shard_that_is_written_again_with_its_own_bytes_is_read_on(recorded, r
         (lambda whole: whole[:-1] + b"x", r"crc32c is .*, expected"),
         (lambda whole: whole + b"x", r"\d+ bytes, expected \d+; the shard is cut or replaced"),
         (lambda whole: whole[:50], r"50 bytes, expected \d+; the shard is cut or replaced"),
-        (lambda whole: whole[:512], r"512 bytes, expected \d+; the shard is cut or replaced"),
         (None, r"the shard can't be opened \(nothing is stored there\)"),
     ],
 )
@@ -110,10 +110,10 @@ def test_a_read_fails_only_when_its_hedge_failed_too(recorded, experienced):
 
 def test_closing_cancels_what_has_not_been_read(recorded, table):
     storage, held = recorded[0], threading.Event()
-    reader = RemoteReader(table, 1)
+    reader = RemoteReader(table)
     reader.submit(0, 0, 10).result()
     storage.before = lambda number, name: held.wait(600)
-    waiting = [reader.submit(0, 0, 10) for _ in range(5)]
+    waiting = [reader.submit(0, 0, 10) for _ in range(REQUESTS_AT_ONCE + 5)]
     reader.close()
     assert all(isinstance(future.exception(timeout=300), CancelledError) for future in waiting)
     held.set()

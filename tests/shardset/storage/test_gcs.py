@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardset.errors import PreconditionFailed, StorageError, TransientError
+from shardset.errors import StorageError, TransientError
 from shardset.storage import gcs
 from shardset.storage.base import ABSENT
 from shardset.storage.open import open_storage
@@ -86,9 +86,6 @@ NO_ANSWERS = {
     "cut": Fault("shorten", at=60),
     "416": Fault("status", status=416, put=b"<html>the range is not satisfiable</html>"),
     "{}": Fault("status", status=200, put=b"{}"),
-    "another object": Fault(
-        "status", status=200, put=b'{"kind":"storage#object","name":"x","generation":"1"}'
-    ),
     "deep": Fault("status", status=200, put=b"[" * 1100),
     "nothing more": Fault("status", status=204),
     "no size": Fault(
@@ -117,9 +114,8 @@ def test_a_page_of_a_list_that_is_none_is_asked_for_again_and_never_taken_for_it
         (is_stat, lambda storage: storage.stat("a").num_bytes, 11),
         (is_media, lambda storage: storage.read("a"), HELLO),
         (is_media, lambda storage: storage.read("a", 3, 5), HELLO[3:5]),
-        (is_upload, lambda storage: put(storage, "a"), None),
     ],
-    ids=["stat", "read", "range", "upload"],
+    ids=["stat", "read", "range"],
 )
 def test_what_is_not_the_answer_is_asked_for_again_and_then_named(
     behind_proxy, proxy, answer, is_asked, action, expected
@@ -134,29 +130,6 @@ def test_what_is_not_the_answer_is_asked_for_again_and_then_named(
         action(behind_proxy)
     proxy.script = lambda seen: None
     assert behind_proxy.read("a") == HELLO
-
-
-def test_another_page_of_a_list_is_not_taken(pages_of_three, proxy):
-    # A cache on the way that does not look at the page token: the first page comes again and again.
-    listed = [
-        {"name": f"{pages_of_three.prefix}/{number}", "generation": "1", "size": "1"}
-        for number in (0, 1)
-    ]
-    first = json.dumps(
-        {"kind": "storage#objects", "items": listed, "nextPageToken": "again"}
-    ).encode()
-    proxy.script = in_turn(None, Fault("status", status=200, put=first), when=is_listing)
-    assert names(pages_of_three) == TEN
-    proxy.script = in_turn(None, *[Fault("status", status=200, put=first)] * 1000, when=is_listing)
-    with pytest.raises(TransientError, match="another page of the list, by its object"):
-        names(pages_of_three)
-
-
-def test_a_list_that_leads_to_its_own_page_for_ever_is_an_error(pages_of_three, proxy):
-    page = Fault("status", status=200, put=b'{"kind": "storage#objects", "nextPageToken": "again"}')
-    proxy.script = lambda seen: page if is_listing(seen) else None
-    with pytest.raises(TransientError, match="another page of the list, by its page token"):
-        names(pages_of_three)
 
 
 def test_folders_drawn_by_consoles_are_not_listed(gcs_root, gcs_emulator):
@@ -187,20 +160,6 @@ def test_an_emulator_may_leave_out_the_size_of_an_empty_object(behind_proxy, pro
     assert behind_proxy.read("a") == b""
 
 
-def test_another_generation_in_the_answer_to_a_range_is_final_only_if_the_object_confirms_it(
-    behind_proxy, proxy
-):
-    put(behind_proxy, "a", BIG)
-    generation = behind_proxy.stat("a").generation
-    another = Fault("replace", find=generation.encode(), put=b"1" * len(generation))
-    proxy.script = in_turn(another, when=is_media)
-    assert behind_proxy.read("a", 50_000, 60_000, generation=generation) == BIG[50_000:60_000]
-    assert sum(map(is_media, proxy.seen)) == 2
-    proxy.script = lambda seen: another
-    with pytest.raises(PreconditionFailed):
-        behind_proxy.read("a", 50_000, 60_000, generation=generation)
-
-
 # --- writes ---------------------------------------------------------------------------------------
 
 
@@ -217,9 +176,9 @@ def test_an_upload_over_a_slow_line_has_the_time_it_takes():
     bytes_per_s = 100_000  # the share of each of eight workers of a build behind a line of 6 Mbit/s
     shard = io.BytesIO(bytes(96 << 20))
     policy = RetryPolicy(clock=lambda: shard.tell() / bytes_per_s)
-    writer: Any = gcs.GcsStorage("bucket", retry=policy).writer("a")
-    writer.file = shard
-    pieces = [len(piece) for piece in writer._body(b"head", b"tail")]
+    written: Any = gcs.GcsStorage("bucket", retry=policy).writer("a")
+    written.file = shard
+    pieces = [len(piece) for piece in gcs._Upload({"contentType": ""}, written, policy)]
     assert sum(pieces) > 96 << 20
     assert max(pieces) / bytes_per_s < policy.connect_timeout_s  # in which a piece has to be taken
 

@@ -7,7 +7,6 @@ import pytest
 
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, TransientError
 from shardset.storage.base import Storage
-from shardset.storage.https import UnusableAnswer
 from shardset.storage.open import open_file, open_storage
 from shardset.storage.retry import RetryPolicy
 from shardset.testing import ReadOnlyStorageTests
@@ -78,12 +77,12 @@ def test_a_server_without_ranges_is_said_unless_the_whole_file_is_wanted(server,
         ({"ETag": None, "Last-Modified": None}, "lacks headers, .* ETag or Last-Modified"),
     ],
 )
-def test_an_answer_that_can_not_be_used_twice_is_refused(server, storage, origin, changed, said):
+def test_an_answer_that_can_not_be_used_is_refused(server, storage, origin, changed, said):
     put(origin, "a")
     server.changed = changed
-    with pytest.raises(UnusableAnswer, match=f"/in/side/a( bytes 3 to 5)?: .*{said}"):
+    with pytest.raises(StorageError, match=f"/in/side/a( bytes 3 to 5)?: .*{said}"):
         storage.read("a", 3, 5)
-    assert len(server.seen) == 2
+    assert len(server.seen) == 1
 
 
 def test_without_a_strong_etag_a_changed_file_is_seen_by_time_and_size(server, storage, origin):

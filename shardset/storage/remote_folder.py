@@ -1,17 +1,27 @@
-"""The common part of storages of remote folders: names and reads.
-
-And a writer that holds a complete object.
+"""The common part of storages of remote folders: names, reads, and a writer that holds a complete
+object.
 """
 
-import io
 import math
+import tempfile
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
+from shardset.checksum import crc32c_text, extend_crc32c
 from shardset.errors import ConfigError, StorageError
-from shardset.storage.base import ObjectWriter, Stat, Storage, check_name, check_prefix, join
+from shardset.storage.base import (
+    ObjectWriter,
+    Stat,
+    Storage,
+    check_name,
+    check_prefix,
+    join,
+    os_errors_as_storage_errors,
+)
+from shardset.storage.many import OBJECTS_AT_ONCE
 from shardset.storage.retry import RetryPolicy, policy_of_process
 
 
@@ -26,7 +36,7 @@ class RemoteFolder(Storage):
     scheme: ClassVar[str]
     is_remote: ClassVar[bool] = True
     is_shared: ClassVar[bool] = True
-    reads_at_once: ClassVar[int] = 16
+    reads_at_once: ClassVar[int] = OBJECTS_AT_ONCE
 
     def __post_init__(self) -> None:
         if self.prefix:
@@ -81,27 +91,55 @@ class RemoteFolder(Storage):
         """
 
 
-@dataclass
-class WholeWriter:
-    """Keeps the bytes in memory, and gives them to `commit` at the end of the block; StorageError
-    above `max_bytes`.
+class SpooledWriter:
+    """Collects the bytes of an object and their CRC32C, and gives itself to `commit` at the end of
+    the block; StorageError above `max_bytes`.
+
+    Keeps up to `max_memory` bytes in memory (0: all), more in a temporary file.
     """
 
-    commit: Callable[[bytes], None]
-    where: str
-    max_bytes: float = math.inf
-    file: io.BytesIO = field(default_factory=io.BytesIO)
+    def __init__(
+        self,
+        commit: Callable[["SpooledWriter"], None],
+        where: str,
+        max_memory: int = 0,
+        max_bytes: float = math.inf,
+    ) -> None:
+        self.commit, self.where, self.max_bytes = commit, where, max_bytes
+        self.num_bytes = self._crc = 0
+        self.file = tempfile.SpooledTemporaryFile(max_size=max_memory)  # noqa: SIM115
+        self._errors = os_errors_as_storage_errors(f"{where}, in the temporary folder (TMPDIR)")
+
+    @property
+    def crc32c(self) -> str:
+        """The CRC32C of what was written, as text."""
+        return crc32c_text(self._crc)
+
+    def data(self) -> bytes:
+        """All that was written."""
+        self.file.seek(0)
+        return self.file.read()
 
     def __enter__(self) -> ObjectWriter:
         return self
 
     def write(self, data: bytes | memoryview) -> None:
-        self.file.write(data)
-        if self.file.tell() > self.max_bytes:
+        self.num_bytes += len(data)
+        self._crc = extend_crc32c(self._crc, data)
+        if self.num_bytes > self.max_bytes:
             raise StorageError(
                 f"{self.where}: more than the {self.max_bytes} bytes that one request can carry"
             )
+        with self._errors:
+            self.file.write(data)
 
     def __exit__(self, *exc: object) -> None:
-        if exc[0] is None:
-            self.commit(self.file.getvalue())
+        try:
+            if exc[0] is None:
+                with self._errors:
+                    self.file.flush()
+                self.commit(self)
+        finally:
+            # on a full disk, closing complains about bytes that nobody wants any more
+            with suppress(OSError):
+                self.file.close()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shardset.errors import TransientError
 from shardset.format.manifest import load
-from shardset.read.blocks import BlockSampleReader
+from shardset.read.block_reader import BlockSampleReader
 from shardset.read.indexes import ShardTable
 from shardset.read.remote import RemoteReader
 from tests.makers.reading import addresses_of, order_of, rank_slots, read_epoch
@@ -40,7 +40,7 @@ def test_any_order_can_be_read_from_any_step_by_any_world_and_nothing_is_kept(
     order = order_of(split, block_size=block_size, window=window, num_lanes=lanes)
     start = min(start, order.num_batches)
     for rank in range(world):
-        reads = BlockSampleReader(order, table, RemoteReader(table, 2), 1 << 20)
+        reads = BlockSampleReader(order, table, RemoteReader(table), 1 << 20)
         place = {"epoch": epoch, "start": start, "rank": rank, "world": world}
         contents |= read_epoch(reads, table, order, **place)
         reads._close_passed(epoch + 1, 0)

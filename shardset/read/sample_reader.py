@@ -1,7 +1,7 @@
 """The reader of a split's samples: which one, and what it reads through."""
 
 from shardset.order.epoch import Order
-from shardset.read.blocks import BlockSampleReader
+from shardset.read.block_reader import BlockSampleReader
 from shardset.read.disk_cache import BlockCache, CachedReader
 from shardset.read.indexes import ShardTable
 from shardset.read.local import LocalSampleReader

@@ -5,7 +5,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from shardset.read.threads import Threads
+from shardset.storage.many import Threads
 
 
 def test_closed_threads_end_their_call_and_cancel_the_others():
