@@ -7,7 +7,6 @@ import json
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import IO
@@ -17,16 +16,16 @@ import msgspec
 from pipelines import sources
 from pipelines.config import BuildConfig, Known
 from pipelines.images.encode import libraries
-from pipelines.pipeline import PreparedBuild
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.plan.append import Addition, extended_classes, write_known
 from pipelines.plan.files import PlanFiles
-from pipelines.plan.records import PLAN_VERSION, BuildFile, PlanFile
+from pipelines.plan.plan_records import PLAN_VERSION, Build, BuildFile, PlanFile
 from pipelines.plan.survey import WrittenUnits, write_units
-from pipelines.sources.base import Survey
+from pipelines.sources.base import Source, Survey
 from pipelines.write import history
 from pipelines.write import replace as replacing
+from pipelines.write.set_files import SetFiles, is_shard, listed_by
 from shardset.errors import ConfigError, PreconditionFailed, SourceError
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
@@ -38,7 +37,20 @@ from shardset.storage.open import open_storage
 from shardset.version import __version__
 
 
-def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A build that is ready to run, its units as they were surveyed, and the size of its input.
+
+    `kept` are files of earlier builds that could not be removed.
+    """
+
+    build: Build
+    units: WrittenUnits
+    num_bytes: int
+    kept: replacing.Kept
+
+
+def prepare(config: BuildConfig, output: Storage) -> Prepared:
     """Surveys the input, then writes the files that workers start from, or finds the files of an
     earlier build.
     """
@@ -61,26 +73,17 @@ def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
     ):
         units = write_units(survey.units, lines)
         target = open_storage(config.output)
-        start = _Start(config, target, output, source.input, survey)
-        files, file, kept, resumes = start.begin(_describe(config, survey, units), lines)
+        start = _Start(config, target, output, source, survey)
+        build, kept = start.begin(_describe(config, survey, units), lines)
     num_bytes = survey.num_bytes or sum(survey.objects.values())
-    return PreparedBuild(
-        config=config,
-        source=source,
-        files=files,
-        file=file,
-        units=units,
-        num_bytes=num_bytes,
-        kept=kept,
-        resumes=resumes,
-    )
+    return Prepared(build=build, units=units, num_bytes=num_bytes, kept=kept)
 
 
 def note_failure(files: PlanFiles) -> None:
     """Lets any build follow one that failed before its first shard."""
     output = files.output
-    left = replacing.existing(output, replacing.unfinished_files(output))
-    if any(naming.is_shard_file(stat.name) for stat in left):
+    left = replacing.existing(output, SetFiles(output).unfinished())
+    if any(is_shard(stat.name) for stat in left):
         return
     generation = plan_files.generation_of(output, paths.BUILD)
     file = files.read_record(paths.BUILD, BuildFile)
@@ -100,7 +103,7 @@ class _State(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Found:
+class _Existing:
     """What is at the output of the build `file`: the build `old`, whose files have the digest
     `build`, and the `changes` since; the set to be `replaced`, or the version `base` to which the
     build appends.
@@ -130,57 +133,56 @@ class _Start:
     config: BuildConfig
     target: Storage
     output: Storage
-    input: Storage
+    source: Source
     survey: Survey
 
-    def begin(
-        self, file: BuildFile, lines: IO[bytes]
-    ) -> tuple[PlanFiles, BuildFile, replacing.Kept, bool]:
+    def begin(self, file: BuildFile, lines: IO[bytes]) -> tuple[Build, replacing.Kept]:
         """Writes `plan/build.json` and the survey's `lines`, unless the same build has already
-        begun there, which it says last.
+        begun there.
 
         Removes what another build left unfinished, and returns what it could not remove, but keeps
         a finished set until it is replaced. Raises ConfigError, with nothing removed, if this build
         reads any of those files, or if a rerun would read what this one writes.
         """
-        found, url = self._look(file), self.output.url
+        existing, url = self._look(file), self.output.url
         self.output.sweep()
-        why = f" ({'; '.join(found.changes)})" if found.changes else ""
-        match self._state(found):
+        why = f" ({'; '.join(existing.changes)})" if existing.changes else ""
+        match self._state(existing):
             case _State.THIS_BUILD:
-                return self._resume(found)
+                return self._resume(existing), {}
             case _State.ANOTHER_SET if not self.config.overwrite:
                 raise ConfigError(
                     f"{url}: already holds another shard set{why}; give another --output, or"
                     " --overwrite to replace it"
                 )
             case _State.UNFINISHED if not self.config.overwrite:
-                elsewhere = "" if found.base else "give another --output, "
+                elsewhere = "" if existing.base else "give another --output, "
                 raise ConfigError(
                     f"{url}: already holds an unfinished build{why}; finish it with its own"
                     f" options, {elsewhere}or --overwrite to start over"
                 )
             case _State.FOREIGN:
-                name = next(filter(naming.is_shard_file, self._names()))
                 raise ConfigError(
-                    f"{url}: holds {name} without a manifest or plan, so it is unclear whose file"
-                    " it is; move such files away or give another --output (--overwrite leaves"
-                    " them alone)"
+                    f"{url}: holds {self._foreign_shard()} without a manifest or plan, so it is"
+                    " unclear whose file it is; move such files away or give another --output"
+                    " (--overwrite leaves them alone)"
                 )
-        return self._take(found, lines)
+        return self._take(existing, lines)
 
-    def _look(self, file: BuildFile) -> _Found:
+    def _look(self, file: BuildFile) -> _Existing:
         output = self.output
         generation = plan_files.generation_of(output, paths.BUILD)
         stored, old, base = plan_files.find(output, paths.BUILD), None, None
         if stored:
             old = plan_files.decode_record(output, paths.BUILD, stored.content, BuildFile)
+        is_readable = old is not None and old.tool == file.tool
+        plan = plan_files.find_record(output, paths.PLAN, PlanFile) if is_readable else None
         if self.config.append:
-            file, base = self._appending(old, file, self.config.append)
-        changes = self._changes(old, file) if old else []
+            file, base = self._appending(old, file, self.config.append, plan)
+        changes = self._changes(old, file, plan) if old else []
         resumes = old is not None and old.ready and not changes
         manifest_generation = plan_files.generation_of(output, naming.MANIFEST)
-        return _Found(
+        return _Existing(
             file=file,
             build=stored.build if stored else "",
             old=old,
@@ -192,87 +194,96 @@ class _Start:
             manifest_generation=manifest_generation,
         )
 
-    def _state(self, found: _Found) -> _State:
-        old, base = found.old, found.base
-        if found.resumes:
+    def _state(self, existing: _Existing) -> _State:
+        old, base = existing.old, existing.base
+        if existing.resumes:
             return _State.THIS_BUILD
-        if found.replaced and not base:
+        if existing.replaced and not base:
             return _State.ANOTHER_SET
         is_unfinished = not base or history.has_unfinished_plan(self.output, base)
-        if old and found.changes and is_unfinished and not old.failed:
+        if old and existing.changes and is_unfinished and not old.failed:
             return _State.UNFINISHED
-        if not (found.replaced or old) and any(map(naming.is_shard_file, self._names())):
+        if not (existing.replaced or old) and self._foreign_shard():
             return _State.FOREIGN
         return _State.FREE
 
-    def _names(self) -> Iterator[str]:
-        return (stat.name for stat in self.output.list())
+    def _foreign_shard(self) -> str | None:
+        return next((stat.name for stat in self.output.list() if is_shard(stat.name)), None)
 
-    def _resume(self, found: _Found) -> tuple[PlanFiles, BuildFile, replacing.Kept, bool]:
-        old = found.old
+    def _resume(self, existing: _Existing) -> Build:
+        old = existing.old
         assert old, "it is the same build"
         file = msgspec.structs.replace(
-            found.file, suffix=old.suffix, notes=old.notes, before=old.before, claim=old.claim
+            existing.file, suffix=old.suffix, notes=old.notes, before=old.before, claim=old.claim
         )
-        files = PlanFiles(self.output, found.build)
+        files = PlanFiles(self.output, existing.build)
         if file != old:  # other libraries, on which no byte depends so far
-            _write_build(files, file, found.generation)
-        return files, file, {}, True
+            _write_build(files, file, existing.generation)
+        return self._build(files, file, resumes=True)
 
-    def _take(
-        self, found: _Found, lines: IO[bytes]
-    ) -> tuple[PlanFiles, BuildFile, replacing.Kept, bool]:
+    def _build(self, files: PlanFiles, file: BuildFile, *, resumes: bool) -> Build:
+        return Build(
+            config=self.config,
+            source=self.source,
+            files=files,
+            file=msgspec.structs.replace(file, classes=None),
+            num_classes=None if file.classes is None else len(file.classes),
+            resumes=resumes,
+        )
+
+    def _take(self, existing: _Existing, lines: IO[bytes]) -> tuple[Build, replacing.Kept]:
         """Makes the output this build's."""
-        output, old, replaced = self.output, found.old, found.replaced
-        unfinished = history.unlisted(output, replacing.unfinished_files(output))
+        output, old, replaced = self.output, existing.old, existing.replaced
+        set_files = SetFiles(output)
+        unfinished = set_files.unlisted(set_files.unfinished())
         removed = unfinished
-        if replaced and not found.base:
-            removed = unfinished | manifests.files_of(replaced, *manifests.older(output))
-        replacing.refuse_input(output, removed, self.input, self.survey.objects)
+        if replaced and not existing.base:
+            removed = unfinished | listed_by(replaced, *manifests.older(output))
+        replacing.refuse_input(output, removed, self.source.input, self.survey.objects)
         if self.survey.all_tars:
             why = "whose tars are the input, and a rerun would read the shards too"
-            replacing.refuse_inside(output, self.input, why)
+            replacing.refuse_inside(output, self.source.input, why)
         # The replaced set may have the same options; readers still use its folders, so these need
         # other names.
-        identity = [found.file, replaced.digest if replaced else ""]
+        identity = [existing.file, replaced.digest if replaced else ""]
         digest = hashlib.sha256(msgspec.json.encode(identity)).hexdigest()
         suffix = f"-{digest[:8]}" if replaced else ""
         # One that was stopped before it was ready has written no shard.
         before = sorted({*old.before, *([old.suffix] if old.ready else [])}) if old else []
         file = msgspec.structs.replace(
-            found.file, suffix=suffix, ready=False, before=before, claim=uuid.uuid4().hex
+            existing.file, suffix=suffix, ready=False, before=before, claim=uuid.uuid4().hex
         )
         files = PlanFiles(output, file.digest, file.claim)
         # From here on the output belongs to this build: other builds notice at their next step.
-        _write_build(files, file, found.generation)
+        _write_build(files, file, existing.generation)
         generation = plan_files.generation_of(output, paths.BUILD)
-        if plan_files.generation_of(output, naming.MANIFEST) != found.manifest_generation:
+        if plan_files.generation_of(output, naming.MANIFEST) != existing.manifest_generation:
             raise plan_files.another_build(output, naming.MANIFEST)
         with files.while_current():
-            kept = self._lay_out(files, unfinished, found, lines)
+            kept = self._lay_out(files, unfinished, existing, lines)
         file = msgspec.structs.replace(
             file, ready=True, before=[suffix] if suffix in before else []
         )
         _write_build(files, file, generation)
-        return PlanFiles(output, file.digest), file, kept, False
+        return self._build(PlanFiles(output, file.digest), file, resumes=False), kept
 
     def _lay_out(
-        self, files: PlanFiles, unfinished: set[str], found: _Found, lines: IO[bytes]
+        self, files: PlanFiles, unfinished: set[str], existing: _Existing, lines: IO[bytes]
     ) -> replacing.Kept:
         """Removes the files of earlier builds, then writes the files that workers start from;
         returns what it could not remove.
 
         A version to which the build appends stays, with what repairs its shards.
         """
-        base = found.base
-        listed = manifests.files_of(base) if base else set[str]()
+        base = existing.base
+        listed = listed_by(base) if base else set[str]()
         kept = replacing.remove(files, unfinished)
-        kept |= replacing.remove(files, replacing.planned(files.output, listed) - {paths.BUILD})
+        kept |= replacing.remove(files, SetFiles(files.output).plan(listed) - {paths.BUILD})
         if base:
             files.write(paths.BASE, manifests.to_json(base))
             write_known(files, base, self.target)
-        elif found.replaced:
-            files.write(paths.REPLACED, manifests.to_json(found.replaced))
+        elif existing.replaced:
+            files.write(paths.REPLACED, manifests.to_json(existing.replaced))
         with files.writer(paths.SURVEY) as out:
             lines.seek(0)
             shutil.copyfileobj(lines, out, PIECE_BYTES)
@@ -280,7 +291,7 @@ class _Start:
         return kept
 
     def _appending(
-        self, old: BuildFile | None, file: BuildFile, known: Known
+        self, old: BuildFile | None, file: BuildFile, known: Known, plan: PlanFile | None
     ) -> tuple[BuildFile, Manifest]:
         """The build as an append to the newest version, or to the one before if the old build has
         done that.
@@ -313,14 +324,12 @@ class _Start:
                 by_name=base.has_names,
             )
             appending = msgspec.structs.replace(file, classes=classes, appends=addition)
-            if old and not self._changes(old, appending):
+            if old and not self._changes(old, appending, plan):
                 break
         return appending, base
 
-    def _changes(self, old: BuildFile, file: BuildFile) -> list[str]:
+    def _changes(self, old: BuildFile, file: BuildFile, plan: PlanFile | None) -> list[str]:
         """The differences between this build and the one at the output, in words."""
-        is_readable = old.tool == file.tool
-        plan = plan_files.find_record(self.output, paths.PLAN, PlanFile) if is_readable else None
         writes_images = self.config.writes_images(plan.fixes if plan else {})
         return file.differences_from(old, writes_images=writes_images)
 

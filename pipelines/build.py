@@ -14,15 +14,16 @@ from apache_beam.metrics.execution import MetricResult
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
-from pipelines.begin import note_failure, prepare
+from pipelines.begin import Prepared, note_failure, prepare
 from pipelines.config import BuildConfig
 from pipelines.export.stale import STALE, stale
-from pipelines.pipeline import NAMESPACE, PreparedBuild, construct
+from pipelines.pipeline import NAMESPACE, construct
 from pipelines.plan import paths
-from pipelines.plan.records import PlanFile
+from pipelines.plan.plan_records import PlanFile
 from pipelines.plan.summaries import MAX_REASONS
 from pipelines.report.catalog import leaks
-from pipelines.runners import dataflow, errors, local, options
+from pipelines.runners import beam_options as options
+from pipelines.runners import dataflow, errors, local
 from pipelines.runners.progress import BuildProgress, watched
 from pipelines.write import history
 from pipelines.write import replace as replacing
@@ -103,7 +104,7 @@ def _run(
     beam_options = options.prepare(beam_flags, source=config.input, output=output)
     prepared = prepare(config, output)
     options.limit_workers(beam_options, beam_flags, prepared.units.num_units, prepared.num_bytes)
-    files = prepared.files
+    files = prepared.build.files
     try:
         with watched(output, prepared.units.num_units, progress, writes=not dry_run):
             counters = run(
@@ -113,7 +114,7 @@ def _run(
         note_failure(files)
         raise
     with files.while_current():
-        kept = prepared.kept | replacing.remove_slices(files)
+        kept = {**prepared.kept}
         plan = files.read_record(paths.PLAN, PlanFile)
         published = None if dry_run else _published(output, plan)
         if published:  # what the commit could not remove
@@ -140,7 +141,7 @@ def _run(
 
 
 def run(
-    prepared: PreparedBuild,
+    prepared: Prepared,
     beam_options: PipelineOptions,
     show: Show | None = None,
     *,
@@ -190,11 +191,9 @@ def run_to_end(
     return result
 
 
-def _begin(
-    prepared: PreparedBuild, beam_options: PipelineOptions, *, dry_run: bool
-) -> PipelineResult:
+def _begin(prepared: Prepared, beam_options: PipelineOptions, *, dry_run: bool) -> PipelineResult:
     pipeline = beam.Pipeline(options=beam_options)
-    construct(pipeline, prepared, dry_run=dry_run)
+    construct(pipeline, prepared.build, prepared.units.blocks, dry_run=dry_run)
     return pipeline.run()
 
 

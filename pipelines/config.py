@@ -217,11 +217,11 @@ class BuildConfig:
     def sizing(self, split: str) -> Sizing:
         """The requested size of one split."""
         return Sizing(
-            num_shards=_of(self.num_shards, split),
-            samples_per_shard=_of(self.samples_per_shard, split),
+            num_shards=_for_split(self.num_shards, split),
+            samples_per_shard=_for_split(self.samples_per_shard, split),
             remainder=self.remainder,
-            repeat=_of(self.repeat, split) or 1,
-            target_samples=_of(self.target_samples, split),
+            repeat=_for_split(self.repeat, split) or 1,
+            target_samples=_for_split(self.target_samples, split),
         )
 
     def writes_images(self, fixes: Collection[str]) -> bool:
@@ -296,5 +296,5 @@ class BareNumbers:
     )
 
 
-def _of(numbers: dict[str, int], split: str) -> int | None:
+def _for_split(numbers: dict[str, int], split: str) -> int | None:
     return numbers.get(split, numbers.get(""))

@@ -1,284 +1,269 @@
-"""The Beam graph of a build and its steps: each hands one element to a function of `plan` or
-`write`.
+"""The Beam pipeline of a build: four transforms, whose steps hand each element to a function of
+`plan` or `write`.
 
 Image bytes never pass through the runner. A step leaves its results in files below `plan/`; the
-elements between two steps are only the names of these files, or the byte ranges that a receiver has
-to read.
+elements between two steps are only the names of these files.
 """
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import apache_beam as beam
 import msgspec
 from apache_beam.metrics.metric import Metrics
+from apache_beam.pvalue import AsDict, AsIter, AsSingleton, PBegin
+from apache_beam.typehints import with_input_types, with_output_types
 
-from pipelines.config import BuildConfig
-from pipelines.plan import paths, tables
-from pipelines.plan.append import Addition
-from pipelines.plan.assign import Group, assign_batch, plan_group
-from pipelines.plan.duplicate_keys import find_duplicate_keys, spread_keys
-from pipelines.plan.files import ByteRange, PlanFiles
+from pipelines.plan import tables
 from pipelines.plan.index import index_unit
-from pipelines.plan.records import BuildFile, PlanFile
-from pipelines.plan.splits import make_plan
-from pipelines.plan.summaries import UnitOffsets, read_summaries, unit_offsets
-from pipelines.plan.survey import UnitRef, WrittenUnits, units_in
-from pipelines.sources.base import Source
-from pipelines.write.commit import Committer
-from pipelines.write.replace import Kept
-from pipelines.write.shard import ShardWriter
-from shardset.format.labels import MAX_LABEL
+from pipelines.plan.plan_records import Build, PlanFile
+from pipelines.plan.planner import make_plan
+from pipelines.plan.references import Group, Slot, groups_of, write_references
+from pipelines.plan.survey import UnitRef, units_in
+from pipelines.write.commit import commit
+from pipelines.write.shard import write_shard
 from shardset.per_process import PerProcess
 
-T = TypeVar("T")
+Counts = dict[int, int]
+"""Samples by label."""
 
-Slot = tuple[str, int]
-"""A split and the number of one of its shards."""
-
-Counts = tuple[int, dict[int, int]]
-"""A number of shards, and their samples by label."""
+Finished = tuple[str, tuple[int, bytes, Counts]]
+"""A split, and of one of its shards the number, the record and the samples."""
 
 NAMESPACE = "shardset"
 """The namespace of our counters; runners have their own."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreparedBuild:
-    """A build that is ready to run: what was asked for, what was surveyed, and where its plan files
-    are.
-
-    `num_bytes` is the size of the input. `kept` are files of earlier builds that could not be
-    removed. A build that `resumes` finds shards that it has finished.
-    """
-
-    config: BuildConfig
-    source: Source
-    files: PlanFiles
-    file: BuildFile
-    units: WrittenUnits
-    num_bytes: int
-    kept: Kept
-    resumes: bool = False
-
-
-def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = False) -> None:
+def construct(
+    pipeline: beam.Pipeline, build: Build, blocks: Sequence[UnitRef], *, dry_run: bool = False
+) -> None:
     """Adds the steps of a build to the pipeline; a dry run ends with the plan.
 
-    Each line names its element type.
+    `blocks` are the units of the survey.
     """
-    config, files, source = build.config, build.files, build.source
-    # A million classes would take longer to travel than the images.
-    file = msgspec.structs.replace(build.file, classes=None)
-    classes = build.file.classes
-    num_classes = MAX_LABEL + 1 if classes is None else len(classes)
-    writer = ShardWriter(files, source.input, config.image, file, build.resumes)
-    step = partial(Step, files)
-    # A shuffle before a step keeps the runner from fusing it with the step before, which would
-    # limit its workers.
-    indexed = (
-        pipeline
-        | "List blocks" >> beam.Create(build.units.blocks)  # UnitRef of many
-        | "Spread blocks" >> beam.Reshuffle()
-        | "List units" >> beam.ParDo(step(partial(units_in, files.output)))  # UnitRef
-        | "Spread units" >> beam.Reshuffle()
-        | "Index"
-        >> beam.ParDo(
-            step(partial(index_step, files, source, config, file.appends, num_classes))
-        )  # unit
-    )
-    planned = (
-        pipeline
-        | "Once all is indexed" >> beam.Create([None])
-        | "Plan"  # PlanFile, and (batch, UnitOffsets) tagged `offsets`
-        >> beam.ParDo(
-            step(partial(plan_step, files, config, file)), beam.pvalue.AsIter(indexed)
-        ).with_outputs("offsets", main="plan")
-    )
+    units = pipeline | "Index the input" >> IndexInput(build, blocks)  # number of each unit
+    plan = pipeline | "Plan the shards" >> PlanShards(build, units)  # PlanFile
     if dry_run:
         return
-    # BundleBasedDirectRunner gives an empty side input for one of several outputs, hence a step of
-    # its own. PlanFile
-    plan = beam.pvalue.AsSingleton(planned.plan | "The plan" >> beam.Map(lambda plan: plan))
-    duplicate_keys = (
-        planned.offsets
-        | "Spread batches" >> beam.Reshuffle()
-        | "Spread keys" >> beam.ParDo(step(partial(keys_step, files)), plan)  # (bucket, ByteRange)
-        | "Group keys" >> beam.GroupByKey()
-        | "Find duplicate keys"
-        >> beam.ParDo(step(partial(duplicate_keys_step, files)), plan)  # (batch, ByteRange)
-    )
-    written = (
-        {"offsets": planned.offsets, "duplicate_keys": duplicate_keys}
-        | "Join" >> beam.CoGroupByKey()  # (batch, {offsets, duplicate_keys})
-        | "Assign"
-        >> beam.ParDo(
-            step(partial(assign_step, files, config)), plan
-        )  # ((split, group), ByteRange)
-        | "Group references" >> beam.GroupByKey()
-        | "Plan shards"
-        >> beam.ParDo(step(partial(group_step, files, file.suffix)), plan)  # (split, shard)
-        | "Choose shards" >> beam.Filter(_is_wanted, config.only_shards)
-        | "Spread shards" >> beam.Reshuffle()
-        | "Write shards" >> beam.ParDo(step(partial(write_step, writer)), plan)  # (split, counts)
-        # (split, counts): shards, then samples of each class
-        | "Add up" >> beam.CombinePerKey(_sum)
-    )
-    _ = (
-        pipeline
-        | "Once all is written" >> beam.Create([None])
-        | "Commit"
-        >> beam.ParDo(
-            step(partial(commit_step, Committer(files, config, file, source.input.url))),
-            plan,
-            beam.pvalue.AsDict(written),
+    shards = plan | "Write the shards" >> WriteShards(build)  # Finished
+    _ = pipeline | "Publish the set" >> PublishSet(build, plan, shards)  # digest
+
+
+# A shuffle before a step keeps the runner from fusing it with the step before, which would limit
+# its workers.
+
+
+@dataclass(eq=False, repr=False)
+class IndexInput(beam.PTransform[PBegin, beam.PCollection[int]]):
+    """Writes the table and the summary of each unit; its elements are their numbers."""
+
+    build: Build
+    blocks: Sequence[UnitRef]
+
+    def expand(self, begin: PBegin) -> beam.PCollection[int]:
+        units: beam.PCollection[int] = (
+            begin
+            | "List blocks" >> beam.Create(self.blocks)
+            | "Spread blocks" >> beam.Reshuffle()
+            | "List units" >> beam.ParDo(ListUnits(self.build))
+            | "Spread units" >> beam.Reshuffle()
+            | "Index" >> beam.ParDo(IndexUnit(self.build))
         )
-    )
+        return units
+
+
+@dataclass(eq=False, repr=False)
+class PlanShards(beam.PTransform[PBegin, beam.PCollection[PlanFile]]):
+    """Writes the plan once all units are indexed; its one element is the plan without classes."""
+
+    build: Build
+    units: beam.PCollection[int]
+
+    def expand(self, begin: PBegin) -> beam.PCollection[PlanFile]:
+        plan: beam.PCollection[PlanFile] = (
+            begin
+            | "Once all is indexed" >> beam.Create([None])
+            | "Plan" >> beam.ParDo(MakePlan(self.build), AsIter(self.units))
+        )
+        return plan
+
+
+@dataclass(eq=False, repr=False)
+class WriteShards(beam.PTransform[beam.PCollection[PlanFile], beam.PCollection[Finished]]):
+    """Writes each wanted shard of a plan."""
+
+    build: Build
+
+    def expand(self, plan: beam.PCollection[PlanFile]) -> beam.PCollection[Finished]:
+        the_plan = AsSingleton(plan)
+        shards: beam.PCollection[Finished] = (
+            plan
+            | "List groups" >> beam.ParDo(ListGroups(self.build))
+            | "Spread groups" >> beam.Reshuffle()
+            | "Write references" >> beam.ParDo(WriteReferences(self.build), the_plan)
+            | "Spread shards" >> beam.Reshuffle()
+            | "Write shards" >> beam.ParDo(WriteShard(self.build), the_plan)
+        )
+        return shards
+
+
+@dataclass(eq=False, repr=False)
+class PublishSet(beam.PTransform[PBegin, beam.PCollection[str]]):
+    """Publishes the manifest once the wanted shards are written, if these are all."""
+
+    build: Build
+    plan: beam.PCollection[PlanFile]
+    shards: beam.PCollection[Finished]
+
+    def expand(self, begin: PBegin) -> beam.PCollection[str]:
+        records = self.shards | "Records" >> beam.MapTuple(_record)
+        counts = self.shards | "Labels" >> beam.MapTuple(_counts)
+        totals = counts | "Add up" >> beam.CombinePerKey(_sum)
+        digest: beam.PCollection[str] = (
+            begin
+            | "Once all is written" >> beam.Create([None])
+            | "Commit"
+            >> beam.ParDo(
+                Commit(self.build), AsSingleton(self.plan), AsIter(records), AsDict(totals)
+            )
+        )
+        return digest
 
 
 @dataclass(eq=False, repr=False)
 class Step(beam.DoFn):
-    """Calls a function for each element; an error that another build caused says so.
+    """A step of a build: an error that another build caused says so.
 
     It keeps memory from one element to the next, and frees it for the next step.
     """
 
-    files: PlanFiles
-    work: Callable[..., Iterable[Any]]
+    build: Build
 
-    def process(self, element: Any, *side_inputs: Any) -> Any:
-        with self.files.while_current():
+    def process(self, element: Any, *side_inputs: Any) -> Iterator[Any]:
+        with self.build.files.while_current():
             yield from self.work(element, *side_inputs)
+
+    def work(self, element: Any, *side_inputs: Any) -> Iterable[Any]:
+        """The results of one element."""
+        raise NotImplementedError
 
     def finish_bundle(self) -> None:
         tables.release_memory()
 
 
-def index_step(
-    files: PlanFiles,
-    source: Source,
-    config: BuildConfig,
-    addition: Addition | None,
-    num_classes: int,
-    unit: UnitRef,
-) -> list[int]:
+@with_input_types(UnitRef)
+@with_output_types(UnitRef)
+class ListUnits(Step):
+    """The units of a block of the survey."""
+
+    def work(self, block: UnitRef) -> Iterable[UnitRef]:
+        return units_in(self.build.files.output, block)
+
+
+@with_input_types(UnitRef)
+@with_output_types(int)
+class IndexUnit(Step):
     """Writes the table and the summary of a unit."""
-    summary = index_unit(files, source, config, unit, addition, num_classes)
-    for count in summary.splits.values():
-        _count("samples_indexed", count.num_samples)
-        _count("samples_quarantined", count.num_rejected)
-    for fix, number in summary.fixes.items():
-        _count(f"fixed_{fix}", number)
-    return [unit.number]
+
+    def work(self, unit: UnitRef) -> Iterable[int]:
+        summary = index_unit(self.build, unit)
+        for count in summary.splits.values():
+            _count("samples_indexed", count.num_samples)
+            _count("samples_quarantined", count.num_rejected)
+        for fix, number in summary.fixes.items():
+            _count(f"fixed_{fix}", number)
+        return [unit.number]
 
 
-def plan_step(
-    files: PlanFiles, config: BuildConfig, file: BuildFile, _: None, indexed: Iterable[int]
-) -> Iterator[Any]:
-    """Writes the plan once all units are indexed.
+@with_output_types(PlanFile)
+class MakePlan(Step):
+    """Writes the plan."""
 
-    Yields it without classes, and the offsets of each batch of units.
-    """
-    assert sum(1 for _ in indexed) == file.num_units, "every unit is indexed"
-    plan = make_plan(files, config, files.read_record(paths.BUILD, BuildFile))
-    yield msgspec.structs.replace(plan, classes=[])
-    offsets = unit_offsets(
-        read_summaries(files, plan.num_units),
-        plan.splits,
-        units_per_batch=plan.units_per_batch,
-        stratified=config.stratified,
-    )
-    for batch, offset in enumerate(offsets):
-        yield beam.pvalue.TaggedOutput("offsets", (batch, offset))
+    def work(self, _: None, units: Iterable[int]) -> Iterable[PlanFile]:
+        assert sum(1 for _ in units) == self.build.file.num_units, "every unit is indexed"
+        return [msgspec.structs.replace(make_plan(self.build), classes=[])]
 
 
-def keys_step(
-    files: PlanFiles, element: tuple[int, UnitOffsets], plan: PlanFile
-) -> list[tuple[int, ByteRange]]:
-    """Cuts the key hashes of a batch of units by bucket."""
-    return _one_at_a_time(files, lambda: spread_keys(files, plan, element[0]))
+@with_input_types(PlanFile)
+@with_output_types(Group)
+class ListGroups(Step):
+    """The groups of shards."""
+
+    def work(self, plan: PlanFile) -> Iterable[Group]:
+        return groups_of(self.build, plan)
 
 
-def duplicate_keys_step(
-    files: PlanFiles, element: tuple[int, Iterable[ByteRange]], plan: PlanFile
-) -> list[tuple[int, ByteRange]]:
-    """Finds the rows of one bucket that want a key that is taken, by batch of units."""
-    return _one_at_a_time(files, lambda: find_duplicate_keys(files, plan, *element))
-
-
-def assign_step(
-    files: PlanFiles, config: BuildConfig, element: tuple[int, dict[str, Any]], plan: PlanFile
-) -> list[tuple[Group, ByteRange]]:
-    """Cuts the references of a batch of units by group of shards."""
-    batch, joined = element
-    (offsets,) = joined["offsets"]
-    assign = partial(assign_batch, seed=config.seed, stratified=config.stratified)
-    return _one_at_a_time(
-        files, lambda: assign(files, plan, batch, offsets, joined["duplicate_keys"])
-    )
-
-
-def group_step(
-    files: PlanFiles, suffix: str, element: tuple[Group, Iterable[ByteRange]], plan: PlanFile
-) -> list[Slot]:
+@with_input_types(Group)
+@with_output_types(Slot)
+class WriteReferences(Step):
     """Writes the references of each shard of a group."""
-    (split, _), slices = element
-    numbers = _one_at_a_time(
-        files, lambda: [*plan_group(files, plan.splits[split], slices, suffix)]
-    )
-    return [(split, number) for number in numbers]
+
+    def work(self, group: Group, plan: PlanFile) -> Iterable[Slot]:
+        with _planning(self.build.files.build):
+            return write_references(self.build, plan, group)
 
 
-def write_step(writer: ShardWriter, slot: Slot, plan: PlanFile) -> list[tuple[str, Counts]]:
-    """Writes the tar, the index and the record of a shard.
+@with_input_types(Slot)
+@with_output_types(Finished)
+class WriteShard(Step):
+    """Writes the tar, the index and the record of a shard; counts its samples by label."""
 
-    Returns its split, and 1 and its samples of each class.
-    """
-    shard, labels, is_new = writer.write(plan, *slot)
-    _count("shards_written" if is_new else "shards_skipped", 1)
-    if is_new:
-        _count("samples_written", shard.num_samples)
-        _count("bytes_written", shard.num_bytes)
-    return [(slot[0], (1, Counter(labels.tolist())))]
+    def work(self, slot: Slot, plan: PlanFile) -> Iterable[Finished]:
+        split, number = slot
+        written, labels, is_new = write_shard(self.build, plan, split, number)
+        shard = written.shard
+        _count("shards_written" if is_new else "shards_skipped", 1)
+        if is_new:
+            _count("samples_written", shard.num_samples)
+            _count("bytes_written", shard.num_bytes)
+        record = msgspec.json.encode(written)
+        return [(split, (number, record, dict(Counter(labels.tolist()))))]
 
 
-def commit_step(
-    committer: Committer, _: None, plan: PlanFile, counts: Mapping[str, Counts]
-) -> list[str]:
-    """Publishes the manifest once the wanted shards are written, if these are all."""
-    class_totals = {split: totals for split, (_, totals) in counts.items()}
-    num_finished = sum(num_shards for num_shards, _ in counts.values())
-    digest = committer.commit(plan, num_finished, class_totals)
-    return [digest] if digest else []
+@with_output_types(str)
+class Commit(Step):
+    """Publishes the manifest, if all shards are written."""
+
+    def work(
+        self,
+        _: None,
+        plan: PlanFile,
+        records: Iterable[tuple[str, int, bytes]],
+        class_totals: Mapping[str, Counts],
+    ) -> Iterable[str]:
+        by_split: dict[str, dict[int, bytes]] = {split: {} for split in plan.splits}
+        for split, number, record in records:
+            by_split[split][number] = record
+        digest = commit(self.build, plan, by_split, class_totals)
+        return [digest] if digest else []
 
 
 @PerProcess
 def _planning(build: str) -> threading.Lock:
-    """Held by the thread that plans a batch, bucket or group: a runner may have a dozen threads."""
+    """Held by the thread that gathers a group of shards: a process has the memory for one, and a
+    runner may have a dozen threads.
+    """
     return threading.Lock()
-
-
-def _one_at_a_time(files: PlanFiles, work: Callable[[], T]) -> T:
-    """A step that takes 100 to 300 MiB: a process has the memory for one, whatever its threads."""
-    with _planning(files.build):
-        return work()
 
 
 def _count(name: str, number: int) -> None:
     Metrics.counter(NAMESPACE, name).inc(number)
 
 
+def _record(split: str, finished: tuple[int, bytes, Counts]) -> tuple[str, int, bytes]:
+    number, record, _ = finished
+    return split, number, record
+
+
+def _counts(split: str, finished: tuple[int, bytes, Counts]) -> tuple[str, Counts]:
+    return split, finished[2]
+
+
 def _sum(counts: Iterable[Counts]) -> Counts:
-    num_shards, totals = 0, Counter[int]()
-    for number, some in counts:
-        num_shards += number
+    totals = Counter[int]()
+    for some in counts:
         totals.update(some)
-    return num_shards, totals
-
-
-def _is_wanted(slot: Slot, wanted: frozenset[Slot]) -> bool:
-    return not wanted or tuple(slot) in wanted
+    return totals

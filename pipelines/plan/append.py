@@ -4,7 +4,6 @@ its samples.
 The name of a sample in its source is its identity, whatever its split.
 """
 
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -15,9 +14,8 @@ from numpy.typing import NDArray
 
 from pipelines.config import Known
 from pipelines.plan import paths, tables
-from pipelines.plan.files import PlanFiles, in_order
-from pipelines.plan.frames import stored_key, table_from_bytes, table_to_bytes
-from pipelines.plan.tables import UnitRow
+from pipelines.plan.files import PlanFiles
+from pipelines.plan.tables import SampleRow
 from pipelines.sources.base import (
     SPOOL,
     UNREAD,
@@ -33,8 +31,10 @@ from shardset.format.labels import NO_LABEL
 from shardset.format.manifest import ClassInfo, Manifest, Shard
 from shardset.format.rows import first_images, numbers
 from shardset.order.permutation import hash_text
+from shardset.per_process import PerProcess
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
+from shardset.storage.many import in_order
 
 Hashes = NDArray[np.uint64]
 
@@ -72,11 +72,6 @@ class _Facts(NamedTuple):
     splits: NDArray[np.uint16]
     keys: Hashes
     images: Hashes
-
-
-_reading = threading.Lock()
-_read: dict[str, _Facts] = {}
-"""The files that this process has read, by build: a runner may have a dozen threads."""
 
 
 class Addition(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +115,7 @@ def extended_classes(
         return old, [], {}
     classes, labels, ids = joined_classes(old, new)
     same = labels == [*range(len(labels))]
-    return classes, [] if same else labels, {own: id_ for own, id_ in ids.items() if own != id_}
+    return classes, [] if same else labels, {old: new for old, new in ids.items() if old != new}
 
 
 def relabelled(
@@ -148,9 +143,9 @@ def write_known(files: PlanFiles, base: Manifest, stored: Storage) -> None:
         for number, split in enumerate(opened.splits.values())
         for shard in split.shards
     ]
-    found = in_order(stored, tasks, lambda task: _known_of(stored, *task))
-    [batch] = pa.concat_tables(found).sort_by("name").combine_chunks().to_batches()
-    files.write(paths.KNOWN, table_to_bytes(batch))
+    known_rows = in_order(stored.reads_at_once, tasks, lambda task: _known_of(stored, *task))
+    [batch] = pa.concat_tables(known_rows).sort_by("name").combine_chunks().to_batches()
+    files.write(paths.KNOWN, tables.to_bytes(batch))
 
 
 def _known_of(storage: Storage, split: int, shard: Shard) -> pa.Table:
@@ -173,13 +168,16 @@ def image_number(crc32c: Any, num_bytes: Any) -> Any:
     return (np.uint64(crc32c) << np.uint64(32)) | np.uint64(num_bytes)
 
 
-def known(
+def known_samples(
     files: PlanFiles, addition: Addition, samples: Sequence[RawSample | Rejected]
 ) -> Iterator[KnownSample | None]:
     """What the set has under the name of each sample; None for a new one."""
     facts = _known(files)
     names = tables.hash_keys(
-        [one.name if addition.by_name or isinstance(one, Rejected) else one.key for one in samples]
+        [
+            sample.name if addition.by_name or isinstance(sample, Rejected) else sample.key
+            for sample in samples
+        ]
     )
     for row, sample in zip(_find(facts.names, names), samples, strict=True):
         if row < 0 or isinstance(sample, Rejected):
@@ -189,24 +187,24 @@ def known(
             yield KnownSample(facts.splits.item(row), is_same)
 
 
-def renamed(files: PlanFiles, addition: Addition, rows: Sequence[UnitRow]) -> list[UnitRow]:
+def renamed(files: PlanFiles, addition: Addition, rows: Sequence[SampleRow]) -> list[SampleRow]:
     """The rows of a unit; one whose key the set has gets a new one, as a duplicate key does."""
-    is_taken = zip(rows, _taken(files, [stored_key(row, 0, 0) for row in rows]), strict=True)
+    is_taken = zip(rows, _taken(files, [row.stored_key(0) for row in rows]), strict=True)
     return [_renamed(row, addition.base) if taken else row for row, taken in is_taken]
 
 
-def count_known_images(files: PlanFiles, rows: Iterable[UnitRow]) -> int:
+def count_known_images(files: PlanFiles, rows: Iterable[SampleRow]) -> int:
     """How many rows have an image that the set has, as far as the build has read it."""
-    images = (row.content.raw_image for row in rows)
+    images = (row.raw_image for row in rows)
     numbers = [
-        image_number(one.crc32c, one.num_bytes)
-        for one in images
-        if isinstance(one, Extent) and one.crc32c != UNREAD
+        image_number(image.crc32c, image.num_bytes)
+        for image in images
+        if isinstance(image, Extent) and image.crc32c != UNREAD
     ]
     return int((_find(_known(files).images, np.array(numbers, np.uint64)) >= 0).sum())
 
 
-def refuse_known_key(files: PlanFiles, row: UnitRow, key: str) -> None:
+def refuse_known_key(files: PlanFiles, row: SampleRow, key: str) -> None:
     """Raises SourceError if the set has the key that a sample got because another one of the input
     has its own.
     """
@@ -222,7 +220,7 @@ def are_numbers(classes: Sequence[ClassInfo]) -> bool:
     return all(info.name == str(info.label) for info in classes)
 
 
-def _renamed(row: UnitRow, base: str) -> UnitRow:
+def _renamed(row: SampleRow, base: str) -> SampleRow:
     return msgspec.structs.replace(row, key=naming.short_key(f"{base}/{row.name}\0{row.key}"))
 
 
@@ -237,13 +235,12 @@ def _version(generation: str, num_bytes: int) -> int:
     return hash_text(f"{generation}/{num_bytes}", key=0)
 
 
+@PerProcess
 def _known(files: PlanFiles) -> _Facts:
-    with _reading:
-        if files.build not in _read:
-            table = table_from_bytes(files.read(paths.KNOWN), _KNOWN)
-            names, versions, splits, keys, images = (column.to_numpy() for column in table.columns)
-            _read[files.build] = _Facts(names, versions, splits, np.sort(keys), np.unique(images))
-    return _read[files.build]
+    """What `plan/known.arrow` says, read once."""
+    table = tables.from_bytes(files.read(paths.KNOWN), _KNOWN)
+    names, versions, splits, keys, images = (column.to_numpy() for column in table.columns)
+    return _Facts(names, versions, splits, np.sort(keys), np.unique(images))
 
 
 def _taken(files: PlanFiles, keys: Sequence[str]) -> NDArray[np.bool_]:

@@ -1,37 +1,35 @@
 """Reads and writes the files below `plan/`.
 
-A complete file ends with a frame, which is checked before the file is used.
+A complete file ends with a frame, which is checked before the file is used: a line behind the
+content with the digest of the build that wrote it, the length, and the CRC32C of the content and
+the line before it. Readers of JSON or Arrow that stop at its end read such a file too.
 
-The frame holds the digest of the build that wrote the file, the length and the CRC32C. Files that
-are read by range have no frame: the ByteRange, UnitRef or Extent holds the length and the CRC32C.
-
-The data between two steps is stored below `plan/slices/`, so that only byte ranges go through the
-runner. Each call of a step writes one object with a byte range for each receiver. Name and bytes
-depend only on the call's input, so a retry writes the same object. A receiver reads its byte range
-of each object.
+Files that are read by range have no frame: the UnitRef or Extent holds the length and the CRC32C.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from pipelines.plan import paths
-from pipelines.plan.frames import Framed, frame, open_frame
-from shardset.checksum import extend_crc32c
+from shardset.checksum import crc32c_of
 from shardset.errors import ConfigError, ManifestError, NotFound, PreconditionFailed, SourceError
 from shardset.format import naming
 from shardset.prepared import JSON_ERRORS, prepared
-from shardset.read.threads import results_in_order
 from shardset.storage.base import ABSENT, ObjectWriter, Storage, stat_or_none
 from shardset.storage.checked import read_twice
+from shardset.storage.many import in_order
 
-K = TypeVar("K")
 R = TypeVar("R")
 T = TypeVar("T")
+
+_MARK = b"\nshardset "
+_BUILD_BYTES, _LENGTH_BYTES, _CRC_BYTES = 16, 16, 8
+NUM_BYTES = len(_MARK) + _BUILD_BYTES + 1 + _LENGTH_BYTES + 1 + _CRC_BYTES + 1
+"""The bytes that a frame adds to a file."""
 
 START_OVER = (
     f"remove {naming.PLAN_FOLDER} at the output (and the shards there that no manifest lists), "
@@ -41,6 +39,32 @@ START_OVER = (
 
 _SIGNS_OF_ANOTHER_BUILD = (NotFound, PreconditionFailed, ConfigError, ManifestError, SourceError)
 """The errors of a step whose files another build has replaced or removed."""
+
+
+class Framed(NamedTuple):
+    """The content of a file, and the digest of the build that it belongs to."""
+
+    build: str
+    content: memoryview
+
+
+def frame(build: str, content: bytes | memoryview) -> bytes:
+    """The line to put behind the content of a file of that build; `build` has at most 16 letters
+    and digits.
+    """
+    line = b"%s%s %016x " % (_MARK, build.encode().rjust(_BUILD_BYTES, b"-"), len(content))
+    return b"%s%08x\n" % (line, crc32c_of(content, line))
+
+
+def open_frame(data: bytes) -> Framed:
+    """The content and its build; raises ValueError, which says what is wrong with the bytes."""
+    content, end = memoryview(data)[:-NUM_BYTES], data[-NUM_BYTES:]
+    if len(end) < NUM_BYTES or not end.startswith(_MARK):
+        raise ValueError(f"its {len(data)} bytes don't end with a length and a CRC32C")
+    build = end[len(_MARK) : len(_MARK) + _BUILD_BYTES].lstrip(b"-").decode("ascii", "replace")
+    if end != frame(build, content):
+        raise ValueError("its length and CRC32C don't fit its bytes")
+    return Framed(build, content)
 
 
 @prepared
@@ -91,7 +115,8 @@ class PlanFiles:
 
     def read_records(self, names: Iterable[str], kind: type[T]) -> Iterator[T]:
         """The JSON record of each file, in order; raises the same errors as `read`."""
-        return in_order(self.output, names, lambda name: self.read_record(name, kind))
+        at_once = self.output.reads_at_once
+        return in_order(at_once, names, lambda name: self.read_record(name, kind))
 
     def find(self, name: str) -> memoryview | None:
         """The content of a file; None if it is absent or of another build."""
@@ -187,18 +212,6 @@ def read_checked(output: Storage, name: str, attempt: Callable[[], T]) -> T:
         ) from error
 
 
-def in_order(output: Storage, names: Iterable[T], read: Callable[[T], R]) -> Iterator[R]:
-    """The result of `read` for each name, in order.
-
-    Reads ahead from remote storage; holds a few results.
-    """
-    if output.reads_at_once == 1:
-        yield from map(read, names)
-        return
-    calls = (partial(read, name) for name in names)
-    yield from results_in_order("plan-files", output.reads_at_once, calls)
-
-
 def generation_of(output: Storage, name: str) -> str:
     """The generation of a file; ABSENT if it does not exist."""
     stored = stat_or_none(output, name)
@@ -211,50 +224,3 @@ def another_build(output: Storage, name: str) -> ManifestError:
         f"{output.url}/{name}: another build began there meanwhile; build elsewhere, or append "
         "again when that one is done"
     )
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ByteRange:
-    """The bytes [start, stop) of one plan object, and their CRC32C when written."""
-
-    name: str
-    start: int
-    stop: int
-    crc32c: int
-
-
-def write_slices(
-    files: PlanFiles, name: str, slices: Iterable[tuple[K, bytes | memoryview]]
-) -> list[tuple[K, ByteRange]]:
-    """Writes the slices into one object; returns each receiver with its byte range."""
-    written, start = [], 0
-    with files.writer(name) as out:
-        for receiver, data in slices:
-            out.write(data)
-            written.append(
-                (receiver, ByteRange(name, start, start + len(data), extend_crc32c(0, data)))
-            )
-            start += len(data)
-    return written
-
-
-def read_range(output: Storage, byte_range: ByteRange) -> bytes:
-    """The bytes of a range; raises ConfigError if the length or CRC32C differs in two reads."""
-    name, start, stop = byte_range.name, byte_range.start, byte_range.stop
-
-    def read() -> bytes:
-        data = output.read(name, start, stop)
-        crc = extend_crc32c(0, data)
-        if (len(data), crc) != (stop - start, byte_range.crc32c):
-            raise ValueError(
-                f"bytes {start} to {stop} are {len(data)} with the CRC32C {crc:08x}, expected"
-                f" {byte_range.crc32c:08x}"
-            )
-        return data
-
-    return read_checked(output, name, read)
-
-
-def read_slices(output: Storage, byte_ranges: Iterable[ByteRange]) -> Iterator[bytes]:
-    """The bytes of each range, sorted by name: a runner delivers the ranges in any order."""
-    return in_order(output, sorted(byte_ranges), lambda byte_range: read_range(output, byte_range))

@@ -4,25 +4,25 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 import msgspec
 
 from pipelines.config import BuildConfig
 from pipelines.holdout import Holdout
-from pipelines.images.annotations import fitted
+from pipelines.images.annotation_geometry import fitted
 from pipelines.images.check import MARK_SEPARATOR, examine
 from pipelines.images.encode import resized_mask
 from pipelines.images.options import ImageOptions, Verify, resized, stored_field
 from pipelines.plan import paths, tables
-from pipelines.plan.append import Addition, count_known_images, known, relabelled, renamed
+from pipelines.plan.append import Addition, count_known_images, known_samples, relabelled, renamed
 from pipelines.plan.files import PlanFiles, decode_record
+from pipelines.plan.plan_records import Build
 from pipelines.plan.range_reads import SPOOLED, fetch
 from pipelines.plan.summaries import KnownCount, UnitSummary, summarize
 from pipelines.plan.survey import UnitRef, read_unit
-from pipelines.plan.tables import Content, QuarantineEntry, UnitRow
-from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected, Source
+from pipelines.plan.tables import QuarantineEntry, SampleRow
+from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected
 from shardset.checksum import crc32c_of
 from shardset.errors import BadTarget, SourceError, UndecodableImage
 from shardset.format import naming
@@ -84,24 +84,17 @@ class UnitSpool:
             yield batch
 
 
-def index_unit(
-    files: PlanFiles,
-    source: Source,
-    config: BuildConfig,
-    unit: UnitRef,
-    addition: Addition | None = None,
-    num_classes: int = MAX_LABEL + 1,
-) -> UnitSummary:
+def index_unit(build: Build, unit: UnitRef) -> UnitSummary:
     """Writes a unit's table and summary, unless an earlier attempt of the same build left them;
     returns the summary.
 
-    A label from `num_classes` on is bad, or one that the input of an addition has no class for.
+    A label that is no class is bad.
     """
+    files, addition = build.files, build.file.appends
     summary_path = paths.summary_path(unit.number)
     if content := files.find(summary_path):
         return decode_record(files.output, summary_path, content, UnitSummary)
-    read = partial(_read_samples, files, source, config, unit, addition, num_classes)
-    rows, rejected, skipped = read_twice(read)
+    rows, rejected, skipped = read_twice(lambda: _read_samples(build, unit))
     if addition:
         rows = renamed(files, addition, rows)
         skipped.num_images = count_known_images(files, rows)
@@ -111,12 +104,12 @@ def index_unit(
 def write_unit(
     files: PlanFiles,
     unit: int,
-    rows: Sequence[UnitRow],
+    rows: Sequence[SampleRow],
     rejected: Sequence[QuarantineEntry],
     skipped: KnownCount,
 ) -> UnitSummary:
     """Writes the table of a unit, then its summary, which says that both are there."""
-    files.write(paths.unit_path(unit), tables.unit_to_bytes(tables.unit_table(rows, rejected)))
+    files.write(paths.unit_path(unit), tables.to_bytes(tables.unit_table(rows, rejected)))
     summary = summarize(unit, rows, rejected, skipped)
     files.write(paths.summary_path(unit), msgspec.json.encode(summary))
     return summary
@@ -132,20 +125,17 @@ def fields_of(sample: RawSample) -> list[tuple[str, Extent | bytes]]:
 
 
 def _read_samples(
-    files: PlanFiles,
-    source: Source,
-    config: BuildConfig,
-    ref: UnitRef,
-    addition: Addition | None,
-    num_classes: int,
-) -> tuple[list[UnitRow], list[QuarantineEntry], KnownCount]:
+    build: Build, ref: UnitRef
+) -> tuple[list[SampleRow], list[QuarantineEntry], KnownCount]:
     """A row or a quarantine entry for each sample of a unit, examined; and the number of those that
     are skipped, unread, because the set has their names.
     """
-    rows: list[UnitRow] = []
+    rows: list[SampleRow] = []
     rejected: list[QuarantineEntry] = []
     skipped, replaced = KnownCount(), set[str]()
+    config, source, files, addition = build.config, build.source, build.files, build.file.appends
     labels = addition.labels if addition else ()
+    num_classes = MAX_LABEL + 1 if build.num_classes is None else build.num_classes
     with ExitStack() as stack:
         spool = UnitSpool(files, paths.spool_path(ref.number), stack)
         holdout = Holdout(config.holdout, config.seed)
@@ -156,11 +146,11 @@ def _read_samples(
             for sample in source.index(read_unit(files.output, ref), spool)
         )
         for batch in spool.batches(samples):
-            replaced.update(one.replaces for one in batch if isinstance(one, Rejected))
+            replaced.update(sample.replaces for sample in batch if isinstance(sample, Rejected))
             if addition and addition.known == "skip":
                 batch = _new_of(files, addition, batch, skipped)
             for row in examiner.rows(batch):
-                if isinstance(row, UnitRow):
+                if isinstance(row, SampleRow):
                     rows.append(row)
                 else:
                     rejected.append(row)
@@ -175,11 +165,11 @@ def _new_of(
 ) -> list[RawSample | Rejected]:
     """The samples that the set does not have; the others are counted."""
     splits, new = [*addition.num_source_samples], []
-    for sample, found in zip(batch, known(files, addition, batch), strict=True):
-        if found is None:
+    for sample, stored in zip(batch, known_samples(files, addition, batch), strict=True):
+        if stored is None:
             new.append(sample)
         else:
-            skipped.skip(sample.name, splits[found.split], is_same=found.is_same)
+            skipped.skip(sample.name, splits[stored.split], is_same=stored.is_same)
     return new
 
 
@@ -194,69 +184,61 @@ class _Examiner:
     holdout: Holdout
     categories: Mapping[int, int]
 
-    def rows(self, batch: Sequence[RawSample | Rejected]) -> Iterator[UnitRow | QuarantineEntry]:
+    def rows(self, batch: Sequence[RawSample | Rejected]) -> Iterator[SampleRow | QuarantineEntry]:
         """A row or a quarantine entry for each sample, in order."""
-        for sample, contents in zip(batch, self._fetch(batch, self.spool.recent), strict=True):
+        for sample, contents in zip(batch, self._read(batch, self.spool.recent), strict=True):
             if isinstance(sample, Rejected):
-                yield _entry(sample, contents[0] if contents else b"")
+                yield _entry(sample, sample.reason, sample.extent, contents.get("", b""))
                 continue
             row = self._row(sample, contents)
-            # reads again: the bytes may be damaged in transfer only
-            if not isinstance(row, UnitRow) and contents:
-                [again] = self._fetch([sample], {})
+            if not isinstance(row, SampleRow):  # the bytes may be damaged in transfer only
+                [again] = self._read([sample], {})
                 row = row if again == contents else self._row(sample, again)
             yield row
 
-    def _fetch(
+    def _read(
         self, samples: Sequence[RawSample | Rejected], recent: Mapping[Extent, bytes]
-    ) -> Iterator[list[bytes]]:
-        """The contents of the extents of each sample; reads those that are not `recent`."""
-        wanted = [self._extents(sample) for sample in samples]
-        missing = ([extent for extent in extents if extent not in recent] for extents in wanted)
-        fetched = fetch(missing, self.input, self.output)
-        for extents, contents in zip(wanted, fetched, strict=True):
-            remaining = iter(contents)
-            yield [recent[extent] if extent in recent else next(remaining) for extent in extents]
-
-    def _extents(self, sample: RawSample | Rejected) -> list[Extent]:
-        """The extents that must be read to examine a sample."""
-        contents: Iterable[Extent | bytes | None]
-        if isinstance(sample, Rejected):
-            contents = [sample.extent]
-        else:
-            is_read = self._verify(sample) != "none" or self.config.require or self.holdout
-            contents = sample.fields.values() if is_read else ()
-        return [
-            content
-            for content in contents
-            if isinstance(content, Extent) and content.object != SPOOL
-        ]
-
-    def _contents(self, sample: RawSample, fetched: Iterable[bytes]) -> dict[str, bytes]:
-        """The contents of a sample's fields: the fetched ones, and those in memory."""
-        remaining, contents = iter(fetched), {}
-        for field, content in sample.fields.items():
-            data: bytes | None
-            if isinstance(content, bytes):
-                data = content
-            elif content.object == SPOOL:
-                data = self.spool.recent.get(content)
-            else:
-                data = next(remaining, None)
-            if data is not None:
-                contents[field] = data
-        return contents
-
-    def _row(self, sample: RawSample, fetched: Iterable[bytes]) -> UnitRow | QuarantineEntry:
-        _check_names(sample)
-        contents, verify, options = (
-            self._contents(sample, fetched),
-            self._verify(sample),
-            self.config.image,
+    ) -> Iterator[dict[str, bytes]]:
+        """The contents of each sample that are needed to examine it, by field; that of a rejected
+        one is called "". Reads those of the input that are not `recent`.
+        """
+        needed = [self._needed(sample) for sample in samples]
+        missing = (
+            [
+                part
+                for part in parts.values()
+                if isinstance(part, Extent) and part.object != SPOOL and part not in recent
+            ]
+            for parts in needed
         )
+        fetched = fetch(missing, self.input, self.output)
+        for parts, contents in zip(needed, fetched, strict=True):
+            remaining, by_field = iter(contents), {}
+            for field, part in parts.items():
+                if isinstance(part, bytes):
+                    by_field[field] = part
+                elif part in recent or part.object == SPOOL:
+                    by_field[field] = self.spool.recent[part]
+                else:
+                    by_field[field] = next(remaining)
+            yield by_field
+
+    def _needed(self, sample: RawSample | Rejected) -> dict[str, Extent | bytes]:
+        """What must be known to examine a sample; other fields are not read."""
+        if isinstance(sample, Rejected):
+            return {"": sample.extent} if sample.extent else {}
+        is_read = self._verify(sample) != "none" or self.config.require or self.holdout
+        return {
+            field: part
+            for field, part in sample.fields.items()
+            if is_read or isinstance(part, bytes) or part.object == SPOOL
+        }
+
+    def _row(self, sample: RawSample, contents: dict[str, bytes]) -> SampleRow | QuarantineEntry:
+        _check_names(sample)
+        verify, options = self._verify(sample), self.config.image
         if (required := self.config.require) and not contents.get(required, b"").strip():
-            reason = f"its {required} is missing or empty"
-            return _entry(Rejected(name=sample.name, split=sample.split, reason=reason), b"")
+            return _entry(sample, f"its {required} is missing or empty")
         image, size, small_masks = None, (0, 0), dict[str, bytes]()
         # A mask is compared with the image, so that comes first.
         for field, data in sorted(contents.items(), key=lambda item: item[0] != sample.image):
@@ -264,16 +246,19 @@ class _Examiner:
             if not is_first and not is_image_field(field):
                 continue
             # a further image is stored as it is
-            own = options if is_first else ImageOptions(decoded_bytes=options.decoded_bytes)
+            field_options = (
+                options if is_first else ImageOptions(decoded_bytes=options.decoded_bytes)
+            )
             try:
-                examined = examine(data, field=field, verify=verify, options=own, image_size=size)
+                examined = examine(
+                    data, field=field, verify=verify, options=field_options, image_size=size
+                )
                 small = resized(size, options.resize_shorter)
                 if is_mask_field(field) and small != size:
                     small_masks[field] = resized_mask(data, small)
             except UndecodableImage as error:
-                return _reject(
-                    sample, field, data, str(error) if is_first else f"its {field}: {error}"
-                )
+                reason = str(error) if is_first else f"its {field}: {error}"
+                return _entry(sample, reason, sample.fields[field], data)
             if is_first:
                 image, size = examined, upright_size(examined.size, examined.orientation)
         image = image or examine(b"", field=sample.image, verify="none", options=options)
@@ -282,7 +267,7 @@ class _Examiner:
             try:
                 moved, changes = fitted(json, image, options.resize_shorter, self.categories)
             except BadTarget as error:
-                return _reject(sample, "json", json, str(error))
+                return _entry(sample, str(error), sample.fields["json"], json)
             marks += sorted(changes)
             changed = small_masks | ({} if moved is json else {"json": moved})
             if changed:
@@ -290,29 +275,28 @@ class _Examiner:
         stored = stored_field(image.field, options) if image.field else ""
         if stored != sample.image and stored in sample.fields:
             reason = f"its image would be stored as {stored}, which it has already"
-            return _reject(sample, sample.image, contents.get(sample.image), reason)
+            content = sample.fields[sample.image] if sample.image in contents else None
+            return _entry(sample, reason, content, contents.get(sample.image, b""))
         split, draw, number = sample.split, 0, 0
         if self.holdout:
             raw = contents.get(sample.image, b"")
             split, draw, number = self.holdout.place(sample.drawn_by or sample.key, raw)
-        return UnitRow(
+        return SampleRow(
             split=split,
             draw=draw,
-            image=number,
+            image_number=number,
             name=sample.name,
             key=sample.key,
             label=int(sample.label),
             fix=MARK_SEPARATOR.join(filter(None, marks)),
-            content=Content(
-                image=image.field,
-                fields=[
-                    (
-                        stored if field == sample.image else field,
-                        self._stored(content, contents.get(field)),
-                    )
-                    for field, content in fields_of(sample)
-                ],
-            ),
+            image=image.field,
+            fields=[
+                (
+                    stored if field == sample.image else field,
+                    self._stored(content, contents.get(field)),
+                )
+                for field, content in fields_of(sample)
+            ],
         )
 
     def _verify(self, sample: RawSample) -> Verify:
@@ -334,27 +318,21 @@ class _Examiner:
         return content
 
 
-def _reject(sample: RawSample, field: str, data: bytes | None, reason: str) -> QuarantineEntry:
-    """The quarantine entry of a sample with a bad field;
-    `data` is None if the field was not read.
-    """
-    content = sample.fields[field]
-    extent = content if data is not None and isinstance(content, Extent) else None
-    return _entry(
-        Rejected(name=sample.name, split=sample.split, reason=reason, extent=extent), data or b""
-    )
-
-
-def _entry(rejected: Rejected, data: bytes) -> QuarantineEntry:
-    extent = rejected.extent
-    entry = QuarantineEntry(name=rejected.name, split=rejected.split, reason=rejected.reason)
-    if extent is None:
+def _entry(
+    sample: RawSample | Rejected,
+    reason: str,
+    content: Extent | bytes | None = None,
+    data: bytes = b"",
+) -> QuarantineEntry:
+    """The quarantine entry of a sample; `data` was found at `content`."""
+    entry = QuarantineEntry(name=sample.name, split=sample.split, reason=reason)
+    if not isinstance(content, Extent):
         return entry
     return msgspec.structs.replace(
         entry,
-        object=extent.object,
-        offset=extent.offset,
-        num_bytes=extent.num_bytes,
+        object=content.object,
+        offset=content.offset,
+        num_bytes=content.num_bytes,
         sha256=hashlib.sha256(data).hexdigest(),
     )
 

@@ -11,9 +11,8 @@ neither a sort nor memory that grows with the data set.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
@@ -28,14 +27,12 @@ SMALL_SHARDS, SMALL_SHARD_SAMPLES = 4, 100
 """A split of less than 4 x 128 MiB has 4 shards by default, or as many as have 100 samples each, so
 that several readers have one each and ten test images are one file.
 """
-MIN_BATCH, MAX_BATCH = 2**17, 2**19
-"""The bounds of a batch of references: they limit a worker's memory."""
-_SLICE_ROWS = 400
-"""The references that a group gets from a batch, on average: limits the number of slices."""
+MIN_GROUP, MAX_GROUP = 2**17, 5 * 2**20
+"""The bounds of a group of references, of which a worker holds one: 0.5 KB for each."""
+MOST_PASSES = 12
+"""The groups between these bounds: for each, a worker reads the tables of all units."""
 MAX_PLACEMENTS = 2**19
-"""The most placements made at once."""
-BUCKET_KEYS = 2**20
-MAX_BUCKETS = 1024
+"""The most placements made at once, or the copies of one sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,48 +69,33 @@ class SplitPlan:
 
     @property
     def num_groups(self) -> int:
-        """The number of groups of shards; one worker sorts the references of a group."""
-        return min(self.num_shards, math.ceil(self.num_stored / batch_size(self.num_stored)))
+        """The number of groups of shards; one worker puts the references of a group in order."""
+        size = min(MAX_GROUP, max(MIN_GROUP, self.num_stored // MOST_PASSES))
+        return min(self.num_shards, math.ceil(self.num_stored / size))
 
     def group_of(self, shard: np.ndarray) -> np.ndarray:
         """The group of each shard number."""
         return shard * self.num_groups // self.num_shards
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitOffset:
-    """The number of samples of a split before a unit, in total and by stratum."""
-
-    serial: int
-    strata: Mapping[int, int]
+    @property
+    def max_placed(self) -> int:
+        """The samples that are placed at once."""
+        pairs = [(part.num_stored, part.num_samples) for part in self.strata.values()]
+        most_copies = max(math.ceil(stored / samples) for stored, samples in pairs)
+        return max(1, MAX_PLACEMENTS // max(1, most_copies))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placements:
-    """The destinations of samples: `row` in the unit, `copy` number, `shard`, and `rank`, the order
-    in the shard.
+    """The destinations of samples: `row` among those that were placed, `serial` and `copy` number,
+    `shard`, and `rank`, the order in the shard.
     """
 
     row: np.ndarray
+    serial: np.ndarray
     copy: np.ndarray
     shard: np.ndarray
     rank: np.ndarray
-
-
-def batch_size(num_samples: int) -> int:
-    """Batch size for `num_samples`: fits the CPU cache, avoids tiny slices."""
-    return min(MAX_BATCH, max(MIN_BATCH, math.isqrt(_SLICE_ROWS * num_samples)))
-
-
-def units_per_batch(num_units: int, splits: Iterable[SplitPlan]) -> int:
-    """The number of neighbouring units in a batch."""
-    num_rows = sum(max(split.num_source, split.num_stored) for split in splits)
-    return max(1, batch_size(num_rows) * num_units // max(1, num_rows))
-
-
-def num_buckets(splits: Iterable[SplitPlan]) -> int:
-    """The number of buckets into which key hashes are cut to find duplicates."""
-    return min(MAX_BUCKETS, math.ceil(sum(split.num_source for split in splits) / BUCKET_KEYS))
 
 
 def stored_samples(num_wanted: int, sizing: Sizing, num_shards: int) -> int:
@@ -199,51 +181,28 @@ def plan_split(
 
 
 def place(
-    labels: np.ndarray, offset: UnitOffset, plan: SplitPlan, *, seed: int, stratified: bool
+    strata: np.ndarray, before: Mapping[int, int], plan: SplitPlan, *, seed: int
 ) -> Placements:
     """The placements of neighbouring samples of a split, one for each stored copy, in no particular
     order.
 
-    `labels` int [n], n > 0, in source order.
+    `strata` int [n], n > 0, has the stratum of each sample, in source order, and `before` the
+    number of samples of each that come before.
     """
-    strata = labels if stratified else np.zeros(len(labels), np.int64)
     columns = [
         _place_stratum(
-            rows,
-            label,
-            offset.strata.get(label, 0),
-            plan,
-            derive_key(seed, "place", plan.name, label),
+            rows, label, before.get(label, 0), plan, derive_key(seed, "place", plan.name, label)
         )
         for label, rows in _rows_by_stratum(strata)
     ]
     row, copy, sequence = map(np.concatenate, zip(*columns, strict=True))
-    rank = hash64(derive_key(seed, "rank", plan.name), sequence)
-    return Placements(row=row, copy=copy, shard=sequence % plan.num_shards, rank=rank)
-
-
-def placements(
-    labels: np.ndarray,
-    offset: UnitOffset,
-    plan: SplitPlan,
-    *,
-    seed: int,
-    stratified: bool,
-    max_rows: int = MAX_PLACEMENTS,
-) -> Iterator[Placements]:
-    """The placements of `place` in pieces: at most `max_rows` each, or the copies of one sample."""
-    max_copies = max(
-        math.ceil(stratum.num_stored / stratum.num_samples) for stratum in plan.strata.values()
+    return Placements(
+        row=row,
+        serial=sum(before.values()) + row,
+        copy=copy,
+        shard=sequence % plan.num_shards,
+        rank=hash64(derive_key(seed, "rank", plan.name), sequence),
     )
-    size = max(1, max_rows // max(1, max_copies))
-    for first in range(0, len(labels), size):
-        some = labels[first : first + size]
-        placed = place(some, offset, plan, seed=seed, stratified=stratified)
-        yield replace(placed, row=placed.row + first)
-        counts = Counter(some.tolist() if stratified else {0: len(some)})
-        offset = UnitOffset(
-            serial=offset.serial + len(some), strata=Counter(offset.strata) + counts
-        )
 
 
 def _asked(sizing: Sizing) -> str:

@@ -1,10 +1,4 @@
-"""The names of the files below `plan/`, relative to the output. They are private to the build.
-
-The references of a shard are the exception: readers use them too, so their name is in
-`shardset.format.naming`.
-"""
-
-import re
+"""The names of the files below `plan/`, relative to the output. They are private to the build."""
 
 from shardset.format.naming import PLAN_FOLDER
 
@@ -26,20 +20,6 @@ GROUPS = f"{PLAN_FOLDER}groups/"
 
 UNITS = f"{PLAN_FOLDER}units/"
 RECORDS = f"{PLAN_FOLDER}done/"
-SLICES = f"{PLAN_FOLDER}slices/"
-"""Data between the steps of a run; removed at its end."""
-
-_FILE = re.compile(
-    r"plan/((build|plan|replaced|base)\.json|survey\.jsonl|known\.arrow|"
-    r"(units|summaries|slices|dropped|spool|shards|done|groups)/"
-    r"[A-Za-z0-9_-]+\.(arrow|json|jsonl|bin))",
-    re.ASCII,
-)
-
-
-def is_plan_file(path: str) -> bool:
-    """Whether `path` has the form of a file of a plan."""
-    return _FILE.fullmatch(path) is not None
 
 
 def unit_path(unit: int) -> str:
@@ -52,14 +32,9 @@ def summary_path(unit: int) -> str:
     return f"{PLAN_FOLDER}summaries/{unit:07d}.json"
 
 
-def slice_path(kind: str, number: int) -> str:
-    """The output of one call of a step: a byte range for each receiver."""
-    return f"{SLICES}{kind}-{number:07d}.bin"
-
-
-def dropped_path(unit: int) -> str:
-    """The samples of a unit that no shard stores, as JSON lines; absent if all are stored."""
-    return f"{PLAN_FOLDER}dropped/{unit:07d}.jsonl"
+def dropped_path(split: str) -> str:
+    """The samples of a split that no shard stores, as JSON lines; absent if all are stored."""
+    return f"{PLAN_FOLDER}dropped/{split}.jsonl"
 
 
 def spool_path(unit: int) -> str:
@@ -72,6 +47,12 @@ def spool_path(unit: int) -> str:
 def group_path(build: str) -> str:
     """How to write the shards of the build with that digest again."""
     return f"{GROUPS}{build}.json"
+
+
+def references_path(shard: str) -> str:
+    """The plan of the shard with that path: which raw bytes go to which position."""
+    folder, _, name = shard.rpartition("/")
+    return f"{PLAN_FOLDER}shards/{folder}-{name.removesuffix('.tar').rpartition('-')[2]}.arrow"
 
 
 def record_path(split: str, number: int) -> str:

@@ -2,11 +2,9 @@
 as planned.
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from itertools import groupby, islice
-from typing import NamedTuple
+from functools import partial
+from itertools import groupby
 
 from pipelines.plan.files import START_OVER
 from pipelines.sources.base import UNREAD, Extent
@@ -14,6 +12,7 @@ from shardset.checksum import extend_crc32c
 from shardset.errors import ChangedInput, NotFound, PreconditionFailed
 from shardset.per_process import PerProcess
 from shardset.storage.base import Storage
+from shardset.storage.many import Threads, in_order
 from shardset.storage.open import is_absolute, open_file
 
 MAX_GAP = 4096
@@ -36,23 +35,9 @@ def fetch(
     ChangedInput if an object is no longer the planned one, or if its bytes changed. All threads of
     a process share its readers.
     """
-    num_threads = max(source.reads_at_once, output.reads_at_once)
-    if num_threads == 1:
-        yield from (_read_group(group, source, output) for group in groups)
-        return
-    pool, remaining = _pool(num_threads), iter(groups)
-    pending: deque[Future[list[bytes]]] = deque()
-    try:
-        while True:
-            for group in islice(remaining, num_threads - len(pending)):
-                pending.append(pool.submit(_read_group, group, source, output))
-            if not pending:
-                return
-            yield pending.popleft().result()
-    finally:
-        for future in pending:
-            future.cancel()
-        wait(pending)
+    at_once = max(source.reads_at_once, output.reads_at_once)
+    read = partial(_read_group, source=source, output=output)
+    return in_order(at_once, groups, read, shared=_threads(at_once) if at_once > 1 else None)
 
 
 def coalesce(ranges: Sequence[tuple[int, int]], *, max_gap: int, max_bytes: int) -> Iterator[slice]:
@@ -75,54 +60,48 @@ def coalesce(ranges: Sequence[tuple[int, int]], *, max_gap: int, max_bytes: int)
 
 
 @PerProcess
-def _pool(num_threads: int) -> ThreadPoolExecutor:
+def _threads(num_threads: int) -> Threads:
     """The reading threads of this process, started at the first use."""
-    return ThreadPoolExecutor(num_threads, "range-reads")
-
-
-class _Located(NamedTuple):
-    """The object of an extent; `generation` is None for a spool, which is a part of the plan."""
-
-    storage: Storage
-    name: str
-    generation: str | None
-
-    @property
-    def url(self) -> str:
-        return f"{self.storage.url}/{self.name}"
-
-    def read(self, start: int, stop: int) -> bytes:
-        """The bytes [start, stop); raises ChangedInput if the object is not the planned one."""
-        try:
-            return (
-                self.storage.read(self.name, start, stop, generation=self.generation)
-                if stop > start
-                else b""
-            )
-        except (NotFound, PreconditionFailed) as error:
-            remedy = START_OVER if self.generation is None else "plan again with --overwrite"
-            raise ChangedInput(
-                f"{self.url}: not the object that was planned ({error}); restore it, or {remedy}"
-            ) from error
-
-
-def _locate(extent: Extent, source: Storage, output: Storage) -> _Located:
-    if extent.object.startswith(SPOOLED):
-        return _Located(output, extent.object.removeprefix(SPOOLED), None)
-    if is_absolute(extent.object):
-        return _Located(*open_file(extent.object), extent.generation or None)
-    return _Located(source, extent.object, extent.generation or None)
+    return Threads("shardset-ranges", num_threads)
 
 
 def _read_group(group: Sequence[Extent], source: Storage, output: Storage) -> list[bytes]:
     contents: dict[Extent, bytes] = {}
     for run in _runs(group):
-        located, start = _locate(run[0], source, output), run[0].offset
-        data = located.read(start, max(extent.offset + extent.num_bytes for extent in run))
+        start = run[0].offset
+        stop = max(extent.offset + extent.num_bytes for extent in run)
+        data = _read(run[0], start, stop, source, output)
         for extent in run:
             content = data[extent.offset - start : extent.offset - start + extent.num_bytes]
-            contents[extent] = content if _fits(extent, content) else _read_again(extent, located)
+            if not _fits(extent, content):
+                content = _read_again(extent, source, output)
+            contents[extent] = content
     return [contents[extent] for extent in group]
+
+
+def _read(extent: Extent, start: int, stop: int, source: Storage, output: Storage) -> bytes:
+    """The bytes [start, stop) of the object of an extent; raises ChangedInput if it is not the
+    planned one.
+    """
+    storage, name, is_spool = _locate(extent, source, output)
+    try:
+        generation = extent.generation or None
+        return storage.read(name, start, stop, generation=generation) if stop > start else b""
+    except (NotFound, PreconditionFailed) as error:
+        remedy = START_OVER if is_spool else "plan again with --overwrite"
+        raise ChangedInput(
+            f"{storage.url}/{name}: not the object that was planned ({error}); restore it, or"
+            f" {remedy}"
+        ) from error
+
+
+def _locate(extent: Extent, source: Storage, output: Storage) -> tuple[Storage, str, bool]:
+    """The storage and the name of the object of an extent, and whether it is a spool."""
+    if extent.object.startswith(SPOOLED):
+        return output, extent.object.removeprefix(SPOOLED), True
+    if is_absolute(extent.object):
+        return *open_file(extent.object), False
+    return source, extent.object, False
 
 
 def _fits(extent: Extent, content: bytes) -> bool:
@@ -132,16 +111,17 @@ def _fits(extent: Extent, content: bytes) -> bool:
     return extent.crc32c == UNREAD or extend_crc32c(0, content) == extent.crc32c
 
 
-def _read_again(extent: Extent, located: _Located) -> bytes:
-    content = located.read(extent.offset, extent.offset + extent.num_bytes)
+def _read_again(extent: Extent, source: Storage, output: Storage) -> bytes:
+    content = _read(extent, extent.offset, extent.offset + extent.num_bytes, source, output)
     if not _fits(extent, content):
         found = f"{len(content)} bytes"
         if extent.crc32c != UNREAD:
             found += f" with CRC32C {extend_crc32c(0, content):08x}, expected {extent.crc32c:08x}"
+        storage, name, _ = _locate(extent, source, output)
         raise ChangedInput(
-            f"{located.url}, {extent.num_bytes} bytes at {extent.offset}: its bytes changed since"
-            f" it was planned, its size and time did not ({found}, read twice); restore it, or"
-            f" {START_OVER}; a rerun alone compares with the same plan"
+            f"{storage.url}/{name}, {extent.num_bytes} bytes at {extent.offset}: its bytes changed"
+            f" since it was planned, its size and time did not ({found}, read twice); restore it,"
+            f" or {START_OVER}; a rerun alone compares with the same plan"
         )
     return content
 

@@ -13,15 +13,11 @@ from dataclasses import dataclass, field
 from pipelines.images.check import marks_of
 from pipelines.plan import paths, tables
 from pipelines.plan.files import PlanFiles
-from pipelines.plan.layout import UnitOffset
-from pipelines.plan.tables import QuarantineEntry, UnitRow
+from pipelines.plan.tables import QuarantineEntry, SampleRow
 from pipelines.sources.base import APART, HIDDEN
 from pipelines.sources.tar_fields import count_fields
 from shardset.errors import TooManyBad
 from shardset.prepared import prepared
-
-UnitOffsets = dict[str, UnitOffset]
-"""The offset of a unit in each split."""
 
 MAX_REASONS = 5
 """The number of rejected samples that a summary names as examples."""
@@ -107,14 +103,14 @@ class UnitSummary:
 
 def summarize(
     unit: int,
-    rows: Sequence[UnitRow],
+    rows: Sequence[SampleRow],
     rejected: Sequence[QuarantineEntry],
     known: KnownCount,
 ) -> UnitSummary:
     """The summary of a unit."""
     num_rejected = Counter(entry.split for entry in rejected)
     num_hidden = Counter(entry.split for entry in rejected if entry.reason == HIDDEN)
-    by_split: dict[str, list[UnitRow]] = {
+    by_split: dict[str, list[SampleRow]] = {
         split: [] for split in sorted({row.split for row in rows} | {*num_rejected})
     }
     for row in rows:
@@ -126,13 +122,13 @@ def summarize(
                 num_samples=len(some),
                 num_rejected=num_rejected[split],
                 num_hidden=num_hidden[split],
-                num_bytes=sum(row.content.num_bytes for row in some),
+                num_bytes=sum(row.num_bytes for row in some),
                 strata=dict(sorted(Counter(row.label for row in some).items())),
             )
             for split, some in by_split.items()
         },
         fields={
-            split: count_fields([field for field, _ in row.content.fields] for row in some)
+            split: count_fields([field for field, _ in row.fields] for row in some)
             for split, some in by_split.items()
         },
         fixes=dict(sorted(Counter(mark for row in rows for mark in marks_of(row.fix)).items())),
@@ -145,28 +141,6 @@ def summarize(
 def read_summaries(files: PlanFiles, num_units: int) -> Iterator[UnitSummary]:
     """The summaries of all units, in unit order."""
     return files.read_records(map(paths.summary_path, range(num_units)), UnitSummary)
-
-
-def unit_offsets(
-    summaries: Iterable[UnitSummary],
-    splits: Iterable[str],
-    *,
-    units_per_batch: int,
-    stratified: bool,
-) -> Iterator[UnitOffsets]:
-    """For each batch of units, in order, the number of samples before it in each split."""
-    sums = {split: SplitCount() for split in splits}
-    for number, summary in enumerate(summaries):
-        if number % units_per_batch == 0:
-            yield {
-                split: UnitOffset(
-                    serial=total.num_samples,
-                    strata={**total.strata} if stratified else {0: total.num_samples},
-                )
-                for split, total in sums.items()
-            }
-        for split in sums.keys() & summary.splits.keys():
-            sums[split].add(summary.splits[split])
 
 
 def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:

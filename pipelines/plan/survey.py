@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import IO
 
 from pipelines.plan import paths
-from pipelines.plan.files import ByteRange, read_range
+from pipelines.plan.files import read_checked
 from pipelines.sources.base import Unit
 from shardset.checksum import extend_crc32c
 from shardset.storage.base import ObjectWriter, Storage
@@ -32,8 +32,18 @@ class UnitRef:
     crc32c: int
 
     def read(self, output: Storage) -> bytes:
-        """The lines."""
-        return read_range(output, ByteRange(paths.SURVEY, self.start, self.stop, self.crc32c))
+        """The lines; ConfigError if their length or CRC32C differs in two reads."""
+        return read_checked(output, paths.SURVEY, lambda: self._read(output))
+
+    def _read(self, output: Storage) -> bytes:
+        data = output.read(paths.SURVEY, self.start, self.stop)
+        found = len(data), extend_crc32c(0, data)
+        if found != (self.stop - self.start, self.crc32c):
+            raise ValueError(
+                f"bytes {self.start} to {self.stop} are {found[0]} with the CRC32C {found[1]:08x},"
+                f" expected {self.crc32c:08x}"
+            )
+        return data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,16 +1,15 @@
-"""The tables of a plan as Arrow IPC files: first a row for each raw sample, then a row for each
-stored sample.
+"""The tables of a plan as compressed Arrow IPC streams: a row for each raw sample of a unit, then
+for each sample of a shard, its reference.
 
-A unit's table lists the samples of the unit. A shard's table, its references, lists the sample at
-each position and the extents of its bytes. Each row is one binary value next to the numbers that
-planning needs: rows are moved three times between the two tables, and text columns would make that
-slow.
+A row has the columns of an index that say what a sample is and where it comes from, the latter for
+each of its fields.
 """
 
 import hashlib
+import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import msgspec
@@ -20,29 +19,42 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipelines.plan import paths
-from pipelines.plan.files import START_OVER, PlanFiles, in_order
-from pipelines.plan.frames import REFERENCE, Original, table_from_bytes, table_to_bytes
-from pipelines.sources.base import Extent
+from pipelines.plan.files import START_OVER, PlanFiles
+from pipelines.sources.base import UNREAD, Extent
 from shardset.errors import ConfigError, NotFound
+from shardset.format import naming
 from shardset.format.images import is_image_field
+from shardset.format.rows import FACTS, STREAMED
 from shardset.order.permutation import hash_text
 from shardset.prepared import prepared
+from shardset.storage.many import in_order
+
+_ORIGIN = {name: FACTS[name] for name in ("object", "generation", "object_offset", "object_bytes")}
+_FIELD = pa.struct(
+    {"field": pa.string()} | _ORIGIN | {"crc32c": STREAMED["crc32c"], "content": pa.binary()}
+)
+"""A stored field: where its bytes are, and their CRC32C if they have been read, or its content."""
+
+_SAMPLE = {
+    "split": pa.string(),
+    "name": FACTS["name"],
+    "key": FACTS["key"],
+    "label": STREAMED["label"],
+    "fix": FACTS["fix"],
+    "image": pa.string(),
+    "fields": pa.list_(_FIELD),
+    "occurrence": pa.int32(),
+}
 
 UNIT = pa.schema(
-    [
-        ("split", pa.string()),
-        ("label", pa.int64()),
-        ("key_hash", pa.uint64()),
-        ("draw", pa.uint64()),
-        ("image", pa.uint64()),
-        ("row", pa.binary()),
-    ]
+    _SAMPLE | {"draw": pa.uint64(), "image_number": pa.uint64(), "key_hash": pa.uint64()}
 )
-"""`row` is a UnitRow as MessagePack; the other columns repeat the values that planning needs."""
+"""The columns of a unit's table: a SampleRow, and the hash of its key."""
 
-PLACEMENT = pa.schema([*REFERENCE, ("shard", pa.int32()), ("rank", pa.uint64())])
-"""A reference on its way to its shard."""
+REFERENCE = pa.schema(_SAMPLE | {name: FACTS[name] for name in ("serial", "copy")})
+"""The columns of the references of a shard: a SampleRow, its serial and the number of this copy."""
 
+_NULLS = {"object_offset": 0, "object_bytes": 0, "crc32c": UNREAD}
 _REJECTED = b"rejected"
 
 
@@ -67,15 +79,28 @@ class QuarantineEntry(msgspec.Struct, frozen=True, kw_only=True):
         return json.dumps(msgspec.to_builtins(self), sort_keys=True).encode() + b"\n"
 
 
-class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The contents of a sample.
+class SampleRow(msgspec.Struct, frozen=True, gc=False):
+    """One raw sample of a unit, or of a shard.
 
-    `image` is the field of its image, "" if there is none. `fields` are the stored fields in member
-    order, each with the extent of its content, or with the content itself if that is small.
+    `key` is the key that it wants, and `occurrence` the number of samples before it that want the
+    same. `fix` is what the build repairs in its image, "" if nothing, and `image` the field of its
+    image, "" if there is none. `fields` are the stored fields in member order, each with the extent
+    of its content, or with the content itself if that is small.
+
+    `draw` is the hash of its key that decides on a holdout, `image_number` a number that equal
+    images share; 0 without a holdout.
     """
 
+    split: str
+    name: str
+    key: str
+    label: int
+    fix: str
     image: str
     fields: list[tuple[str, Extent | bytes]]
+    occurrence: int = 0
+    draw: int = 0
+    image_number: int = 0
 
     @property
     def raw_image(self) -> Extent | bytes:
@@ -91,34 +116,26 @@ class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
             for _, content in self.fields
         )
 
+    def stored_key(self, copy: int) -> str:
+        """The key of a copy of this sample: the wanted one, or a short one if that can't be a key
+        or is taken.
 
-class UnitRow(Original, frozen=True, array_like=True, gc=False):
-    """One raw sample of a unit's table.
-
-    `draw` is the hash of its key that decides on a holdout, `image` a number that equal images
-    share; 0 without a holdout.
-    """
-
-    label: int
-    content: Content
-    draw: int = 0
-    image: int = 0
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(UnitRow).decode
+        The short key depends on the wanted one too, because samples with different keys may share a
+        name; it does not on the split.
+        """
+        key = self.key
+        if self.occurrence or not naming.is_key(key):
+            key = naming.short_key(f"{self.name}\0{key}", self.occurrence)
+        return naming.copy_key(key, copy)
 
 
-def unit_table(rows: Sequence[UnitRow], rejected: Sequence[QuarantineEntry]) -> pa.RecordBatch:
+def unit_table(rows: Sequence[SampleRow], rejected: Sequence[QuarantineEntry]) -> pa.RecordBatch:
     """The table of a unit; its metadata holds the rejected samples."""
-    columns = {
-        "split": [row.split for row in rows],
-        "label": [row.label for row in rows],
-        "key_hash": hash_keys([row.key for row in rows]),
-        "draw": [row.draw for row in rows],
-        "image": [row.image for row in rows],
-        "row": list(map(_encode, rows)),
+    columns: dict[str, Any] = {
+        name: [getattr(row, name) for row in rows] for name in UNIT.names if name != "key_hash"
     }
+    columns["fields"] = [[_packed(*field) for field in row.fields] for row in rows]
+    columns["key_hash"] = hash_keys(columns["key"])
     metadata = {_REJECTED: msgspec.json.encode(rejected)}
     return pa.RecordBatch.from_pydict(columns, UNIT.with_metadata(metadata))
 
@@ -128,9 +145,27 @@ def rejected_of(table: pa.RecordBatch) -> list[QuarantineEntry]:
     return msgspec.json.decode(table.schema.metadata[_REJECTED], type=list[QuarantineEntry])
 
 
-def rows_of(table: pa.RecordBatch) -> list[UnitRow]:
+def rows_of(table: pa.RecordBatch) -> list[SampleRow]:
     """The rows of a table of a unit or of references."""
-    return list(map(_decode, values(table["row"])))
+    lists = table["fields"]
+    parts = lists.flatten()
+    names = [field.name for field in _FIELD]
+    unpacked = map(_unpacked, *(values(parts.field(name), _NULLS.get(name)) for name in names))
+    fields = [list(islice(unpacked, size)) for size in values(lists.value_lengths())]
+    columns = (
+        fields if name == "fields" else values(table[name])
+        for name in SampleRow.__struct_fields__
+        if name in table.schema.names
+    )
+    return list(map(SampleRow, *columns))
+
+
+def values(column: pa.Array, null: int | None = None) -> list[Any]:
+    """A column as Python values; `null` stands for a number that is null."""
+    if null is not None:
+        column = pc.fill_null(column.cast(pa.int64()), null)
+    python_values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
+    return python_values
 
 
 def concat(tables: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
@@ -146,6 +181,17 @@ def take(table: pa.RecordBatch, row: np.ndarray) -> pa.RecordBatch:
     return pc.take(table, pa.array(row), boundscheck=False)
 
 
+def with_columns(
+    table: pa.RecordBatch, columns: dict[str, Any], schema: pa.Schema
+) -> pa.RecordBatch:
+    """The table with some columns added or replaced, in the order of the schema."""
+    arrays = [
+        pa.array(columns[field.name], field.type) if field.name in columns else table[field.name]
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
 def runs_of(values: np.ndarray) -> Iterator[tuple[int, int, int]]:
     """(value, start, stop) of each run of equal values."""
     bounds = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
@@ -153,9 +199,37 @@ def runs_of(values: np.ndarray) -> Iterator[tuple[int, int, int]]:
         yield int(values[start]), start, stop
 
 
-def unit_to_bytes(table: pa.RecordBatch) -> memoryview:
-    """The bytes of a unit's table, compressed."""
-    return table_to_bytes(table, "lz4")
+def to_bytes(table: pa.RecordBatch) -> memoryview:
+    """The file of a table."""
+    sink = io.BytesIO()
+    # No threads: each of the many small columns would wait for one longer than its compression
+    # takes.
+    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_batch(table)
+    return sink.getbuffer()
+
+
+def from_bytes(
+    data: bytes | memoryview, schema: pa.Schema, columns: Sequence[str] = ()
+) -> pa.RecordBatch:
+    """The table, or only these columns, which leaves the others compressed; ConfigError if it is
+    malformed.
+
+    Its checksum must have been compared: Arrow follows offsets that a flipped bit has changed.
+    """
+    try:
+        with pa.ipc.open_stream(data) as reader:
+            if not reader.schema.equals(schema):
+                names, expected = (", ".join(each.names) for each in (reader.schema, schema))
+                raise ValueError(f"it has the columns {names}, expected {expected}")
+        wanted = [schema.get_field_index(name) for name in columns or schema.names]
+        options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
+        return pa.ipc.open_stream(data, options=options).read_next_batch()
+    except ValueError as error:
+        raise ConfigError(
+            f"a table of the plan can't be read ({error}): it is damaged; {START_OVER}"
+        ) from error
 
 
 def read_units(files: PlanFiles, units: Iterable[int], *columns: str) -> Iterator[pa.RecordBatch]:
@@ -163,38 +237,10 @@ def read_units(files: PlanFiles, units: Iterable[int], *columns: str) -> Iterato
     or malformed.
     """
     try:
-        for data in in_order(files.output, map(paths.unit_path, units), files.read):
-            yield unit_from_bytes(data, *columns)
+        for data in in_order(files.output.reads_at_once, map(paths.unit_path, units), files.read):
+            yield from_bytes(data, UNIT, columns)
     except NotFound as error:
         raise ConfigError(f"a table of the plan is missing ({error}): {START_OVER}") from error
-
-
-def unit_from_bytes(data: bytes | memoryview, *columns: str) -> pa.RecordBatch:
-    """A unit's table, or only these columns, which leaves the others compressed; ConfigError if it
-    is malformed.
-    """
-    return _read(data, UNIT, columns)
-
-
-def references_to_bytes(table: pa.RecordBatch) -> memoryview:
-    """The bytes of a shard's references, not compressed."""
-    # Compression would save about 110 bytes per sample and take a quarter of the time of planning.
-    return table_to_bytes(table)
-
-
-def references_from_bytes(data: bytes | memoryview) -> pa.RecordBatch:
-    """A shard's references; ConfigError if they are malformed."""
-    return _read(data, REFERENCE)
-
-
-def placements_to_bytes(table: pa.RecordBatch) -> memoryview:
-    """The bytes of placed references, not compressed: they are read once, and soon."""
-    return memoryview(table.serialize())
-
-
-def placements_from_bytes(data: bytes) -> pa.RecordBatch:
-    """The inverse of `placements_to_bytes`."""
-    return pa.ipc.read_record_batch(pa.py_buffer(data), PLACEMENT)
 
 
 def release_memory() -> None:
@@ -204,17 +250,16 @@ def release_memory() -> None:
     pa.default_memory_pool().release_unused()
 
 
-def digest_of(rows: Iterable[UnitRow]) -> str:
+def digest_of(rows: Iterable[SampleRow]) -> str:
     """The SHA-256 of the samples in the rows; it does not cover the extents of their bytes."""
     hasher = hashlib.sha256()
     for row in rows:
         fields = [
             (field, content if isinstance(content, bytes) else content.num_bytes)
-            for field, content in row.content.fields
+            for field, content in row.fields
         ]
-        hasher.update(
-            _encode((row.split, row.name, row.key, row.label, row.fix, row.content.image, fields))
-        )
+        sample = (row.split, row.name, row.key, row.label, row.fix, row.image, fields)
+        hasher.update(_encode(sample))
     return hasher.hexdigest()
 
 
@@ -223,18 +268,26 @@ def hash_keys(keys: Sequence[str]) -> NDArray[np.uint64]:
     return np.array([hash_text(key, key=0) for key in keys], np.uint64)
 
 
-def values(column: pa.Array) -> list[Any]:
-    """A column as Python values."""
-    python_values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
-    return python_values
+_encode = msgspec.msgpack.Encoder().encode
 
 
-def _read(
-    data: bytes | memoryview, schema: pa.Schema, columns: Sequence[str] = ()
-) -> pa.RecordBatch:
-    try:
-        return table_from_bytes(data, schema, columns)
-    except ValueError as error:
-        raise ConfigError(
-            f"a table of the plan can't be read ({error}): it is damaged; {START_OVER}"
-        ) from error
+def _packed(field: str, content: Extent | bytes) -> tuple[Any, ...]:
+    if isinstance(content, bytes):
+        return field, None, None, None, None, None, content
+    crc32c = None if content.crc32c == UNREAD else content.crc32c
+    extent = content.object, content.generation, content.offset, content.num_bytes
+    return field, *extent, crc32c, None
+
+
+def _unpacked(
+    field: str,
+    name: str | None,
+    generation: str,
+    offset: int,
+    num_bytes: int,
+    crc32c: int,
+    content: bytes | None,
+) -> tuple[str, Extent | bytes]:
+    if name is None:
+        return field, content or b""
+    return field, Extent(name, generation, offset, num_bytes, crc32c)

@@ -105,6 +105,7 @@ def local_workers() -> Iterator[None]:
     dies.
     """
     group = WorkerGroup()
+    # Beam chooses its handlers of workers by this registration; an option to choose is not there.
     WorkerHandler.register_environment(python_urns.SUBPROCESS_SDK, bytes)(partial(_Worker, group))
     try:
         yield

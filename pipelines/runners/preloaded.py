@@ -5,7 +5,8 @@ this.
 import gc
 from importlib import import_module
 
-gc.disable()  # otherwise collections walk through what Beam's import makes, over and over: 0.3 s
+# otherwise collections walk through what Beam's import makes: 0.4 s during it, 0.2 s per worker
+gc.disable()
 import_module("pipelines.pipeline")
 import_module("pipelines.runners.local")
 gc.freeze()

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from pipelines.check.verify import ShowProgress
 from pipelines.plan import files, paths
-from pipelines.plan.records import PlanFile
+from pipelines.plan.plan_records import PlanFile
 from shardset.errors import StorageError
 from shardset.storage.base import Storage
 from shardset.terminal import plain

@@ -2,19 +2,16 @@
 last.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 
 import msgspec
 
-from pipelines.config import BuildConfig
 from pipelines.images.encode import libraries
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.plan.append import base_of
-from pipelines.plan.files import PlanFiles
-from pipelines.plan.records import BuildFile, GroupFile, PlanFile, ShardRecord
+from pipelines.plan.plan_records import Build, BuildFile, GroupFile, PlanFile
 from pipelines.write import history, replace
 from shardset.errors import ManifestError, NotFound, PreconditionFailed
 from shardset.format import manifest as manifests
@@ -26,138 +23,134 @@ from shardset.storage.base import ABSENT, Storage
 from shardset.version import __version__
 
 
-@dataclass(frozen=True, slots=True)
-class Committer:
-    """Publishes the set of a build, or the next version of the one it appends to; pickles.
+def commit(
+    build: Build,
+    plan: PlanFile,
+    records: Mapping[str, Mapping[int, bytes]],
+    class_totals: Mapping[str, Mapping[int, int]],
+) -> str | None:
+    """Publishes the set of a build, or the next version of the one it appends to, if all shards are
+    finished; returns the digest of the manifest, None if shards are missing.
 
-    `build` travels without its classes; `input` is the folder of the raw objects.
+    `records` are of the finished shards by split and number, `class_totals` the samples of each
+    label by split. A replaced set stays complete until the
+    new manifest is published; then its files are removed, if the storage permits it.
     """
+    if any(len(records[name]) < split.num_shards for name, split in plan.splits.items()):
+        return None
+    # `plan` travels without its classes
+    complete = build.files.read_record(paths.PLAN, PlanFile)
+    if complete.digest != plan.digest:
+        raise plan_files.another_build(build.files.output, paths.PLAN)
+    written = {name: _in_order(numbered) for name, numbered in records.items()}
+    digest = write_manifest(build, complete, written, class_totals)
+    replace.remove_replaced(build.files)
+    return digest
 
-    files: PlanFiles
-    config: BuildConfig
-    build: BuildFile
-    input: str
 
-    def commit(
-        self, plan: PlanFile, num_finished: int, class_totals: Mapping[str, Mapping[int, int]]
-    ) -> str | None:
-        """Publishes the manifest if all shards are finished and returns its digest; None if shards
-        are missing.
-
-        `class_totals` are the samples of each label by split. A replaced set stays complete until
-        the new manifest is published; then its files are removed, if the storage permits it.
-        """
-        if num_finished != sum(split.num_shards for split in plan.splits.values()):
-            return None
-        # `plan` travels without its classes
-        complete = self.files.read_record(paths.PLAN, PlanFile)
-        if complete.digest != plan.digest:
-            raise plan_files.another_build(self.files.output, paths.PLAN)
-        base = base_of(self.files, self.build.appends)
-        digest = self.write_manifest(complete, class_totals, base)
-        replace.remove_replaced(self.files)
-        return digest
-
-    def write_manifest(
-        self,
-        plan: PlanFile,
-        class_totals: Mapping[str, Mapping[int, int]],
-        base: Manifest | None = None,
-    ) -> str:
-        """Writes the tables and the manifest of a plan whose shards are all finished, and returns
-        its digest.
-
-        With `base` the manifest is the version after it.
-        """
-        splits = {
-            name: self._write_split(
-                plan, name, [class_totals[name].get(label, 0) for label in range(plan.num_classes)]
-            )
-            for name in sorted(plan.splits)
-        }
-        config = self.config
-        manifest = Manifest(
-            kind=manifests.KIND,
-            version=manifests.VERSION,
-            digest="",
-            classes=plan.classes,
-            splits=splits,
-            quarantine=Quarantine(
-                count=plan.num_rejected, path=naming.quarantine_path(self.build.suffix)
-            ),
-            fixes=plan.fixes,
-            provenance=Provenance(
-                tool=f"shardset {__version__}",
-                source=config.source,
-                source_digest=plan.source_digest,
-                options=config.what_decides_bytes(),
-                libraries=libraries(config.image) if config.writes_images(plan.fixes) else {},
-                notes=plan.notes,
-            ),
+def write_manifest(
+    build: Build,
+    plan: PlanFile,
+    written: Mapping[str, Iterable[WrittenShard]],
+    class_totals: Mapping[str, Mapping[int, int]],
+) -> str:
+    """Writes the tables and the manifest of a plan whose shards are all finished, and returns its
+    digest.
+    """
+    config, file, base = build.config, build.file, base_of(build.files, build.file.appends)
+    splits = {
+        name: _write_split(
+            build,
+            plan,
+            name,
+            written[name],
+            [class_totals[name].get(label, 0) for label in range(plan.num_classes)],
         )
-        group = GroupFile(
-            input=self.input,
-            image=config.image,
-            build=self.build,
-            fields={name: [*split.fields] for name, split in plan.splits.items()},
-        )
-        self.files.write(paths.group_path(self.files.build), msgspec.json.encode(group))
-        sealed = manifests.seal(history.appended(base, manifest) if base else manifest)
-        self._publish(sealed, base)
-        return sealed.digest
+        for name in sorted(plan.splits)
+    }
+    manifest = Manifest(
+        kind=manifests.KIND,
+        version=manifests.VERSION,
+        digest="",
+        classes=plan.classes,
+        splits=splits,
+        quarantine=Quarantine(count=plan.num_rejected, path=naming.quarantine_path(file.suffix)),
+        fixes=plan.fixes,
+        provenance=Provenance(
+            tool=f"shardset {__version__}",
+            source=config.source,
+            source_digest=plan.source_digest,
+            options=config.what_decides_bytes(),
+            libraries=libraries(config.image) if config.writes_images(plan.fixes) else {},
+            notes=plan.notes,
+        ),
+    )
+    group = GroupFile(
+        input=build.source.input.url,
+        image=config.image,
+        build=file,
+        fields={name: [*split.fields] for name, split in plan.splits.items()},
+    )
+    build.files.write(paths.group_path(build.files.build), msgspec.json.encode(group))
+    sealed = manifests.seal(history.appended(base, manifest) if base else manifest)
+    _publish(build, sealed, base)
+    return sealed.digest
 
-    def _write_split(self, plan: PlanFile, name: str, class_totals: list[int]) -> Split:
-        split, folder = plan.splits[name], name + self.build.suffix
-        return write_split(
-            self.files.writer,
-            self._written(plan, name),
-            pattern=pattern_of(folder, name, split.num_shards),
-            table_path=naming.table_path(folder),
-            class_totals=class_totals,
-            seed=self.config.seed,
-            plan_digest=plan.digest,
-            promises=["mixed", "reproducible"],
-            num_dropped=split.num_dropped,
-            num_repeats=split.num_repeats,
-        )
 
-    def _written(self, plan: PlanFile, split: str) -> Iterator[WrittenShard]:
-        """The records of a split's shards, in order, read one at a time."""
-        numbers = range(plan.splits[split].num_shards)
-        names = [paths.record_path(split, number) for number in numbers]
-        records = self.files.read_records(names, ShardRecord)
-        for name, record in zip(names, records, strict=True):
-            if record.plan_digest != plan.digest:
-                raise plan_files.another_build(self.files.output, name)
-            yield record.written
+def _write_split(
+    build: Build,
+    plan: PlanFile,
+    name: str,
+    written: Iterable[WrittenShard],
+    class_totals: list[int],
+) -> Split:
+    split, folder = plan.splits[name], name + build.file.suffix
+    return write_split(
+        build.files.writer,
+        written,
+        pattern=pattern_of(folder, name, split.num_shards),
+        table_path=naming.table_path(folder),
+        class_totals=class_totals,
+        seed=build.config.seed,
+        plan_digest=plan.digest,
+        promises=["mixed", "reproducible"],
+        num_dropped=split.num_dropped,
+        num_repeats=split.num_repeats,
+    )
 
-    def _publish(self, manifest: Manifest, base: Manifest | None) -> None:
-        """Writes the manifest while the output belongs to this build; withdraws it if another
-        starts meanwhile.
-        """
-        output, replaces = self.files.output, self.build.replaces or self.build.suffix != ""
-        old = self.files.replaceable(naming.MANIFEST) if replaces else ABSENT
-        self.files.check_current()
-        try:
-            if base:
-                history.publish(output, base, manifest)
-            else:
-                output.write(naming.MANIFEST, manifests.to_json(manifest), if_generation=old)
-        except PreconditionFailed as error:
-            if replaces:  # the step is repeated
-                raise
-            try:  # it is there, with the checksums of indexes that another version of Arrow wrote
-                history.publish(output, manifest, manifest)
-            except ManifestError:
-                raise ManifestError(_why_not_published(output)) from error
-        try:
-            self.files.check_current()
-        except ManifestError:
-            build = plan_files.find_record(output, paths.BUILD, BuildFile)
-            # one that builds on it
-            if not (build and build.appends and build.appends.base == manifest.digest):
-                _withdraw(output, manifest.digest, base)
+
+def _in_order(records: Mapping[int, bytes]) -> Iterator[WrittenShard]:
+    """The shards of a split in order, each made when it is needed."""
+    return (msgspec.json.decode(records[number], type=WrittenShard) for number in sorted(records))
+
+
+def _publish(build: Build, manifest: Manifest, base: Manifest | None) -> None:
+    """Writes the manifest while the output belongs to this build; withdraws it if another
+    starts meanwhile.
+    """
+    output, replaces = build.files.output, build.file.replaces or build.file.suffix != ""
+    old = build.files.replaceable(naming.MANIFEST) if replaces else ABSENT
+    build.files.check_current()
+    try:
+        if base:
+            history.publish(output, base, manifest)
+        else:
+            output.write(naming.MANIFEST, manifests.to_json(manifest), if_generation=old)
+    except PreconditionFailed as error:
+        if replaces:  # the step is repeated
             raise
+        try:  # it is there, with the checksums of indexes that another version of Arrow wrote
+            history.publish(output, manifest, manifest)
+        except ManifestError:
+            raise ManifestError(_why_not_published(output)) from error
+    try:
+        build.files.check_current()
+    except ManifestError:
+        newest = plan_files.find_record(output, paths.BUILD, BuildFile)
+        # one that builds on it
+        if not (newest and newest.appends and newest.appends.base == manifest.digest):
+            _withdraw(output, manifest.digest, base)
+        raise
 
 
 def _withdraw(output: Storage, digest: str, base: Manifest | None) -> None:

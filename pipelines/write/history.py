@@ -1,15 +1,14 @@
 """Publishes the next version of a set, and says what the older ones have."""
 
 from collections import Counter
-from contextlib import suppress
 from itertools import chain, takewhile, zip_longest
 
 import msgspec
 
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
-from pipelines.plan.records import BuildFile, PlanFile
-from shardset.errors import ManifestError, NotFound, PreconditionFailed
+from pipelines.plan.plan_records import BuildFile, PlanFile
+from shardset.errors import ManifestError, PreconditionFailed
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
 from shardset.format.manifest import Manifest, Quarantine, Split
@@ -26,17 +25,6 @@ _SUMS = (
 )
 
 
-def unlisted(storage: Storage, names: set[str]) -> set[str]:
-    """Those of `names` that no version lists; reads no version if there are none."""
-    left, remaining = set(names), manifests.older(storage)
-    with suppress(NotFound):  # before the first one is published
-        if left:
-            left -= manifests.files_of(manifests.read_head(storage, naming.MANIFEST))
-    while left and (one := next(remaining, None)):
-        left -= manifests.files_of(one)
-    return left
-
-
 def has_shards_of(manifest: Manifest, plan: PlanFile) -> bool:
     """Whether a version has a group of that plan."""
     return any(group.plan_digest == plan.digest for group in manifest.groups)
@@ -49,8 +37,10 @@ def has_unfinished_plan(storage: Storage, newest: Manifest) -> bool:
     plan = plan_files.find_record(storage, paths.PLAN, PlanFile)
     build = plan_files.find_record(storage, paths.BUILD, BuildFile)
     base = build.appends.base if build and build.appends else None
-    later = takewhile(lambda one: one.digest != base, chain([newest], manifests.older(storage)))
-    return plan is not None and not any(has_shards_of(one, plan) for one in later)
+    later = takewhile(
+        lambda version: version.digest != base, chain([newest], manifests.older(storage))
+    )
+    return plan is not None and not any(has_shards_of(version, plan) for version in later)
 
 
 def publish(storage: Storage, base: Manifest, manifest: Manifest) -> None:

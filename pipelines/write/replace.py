@@ -1,34 +1,24 @@
-"""Removes files of a set that is being replaced, of unfinished builds and of stopped compactions.
-
-A manifest or `plan/` names them all, or the name says which version was being compacted. Any other
-file may belong to somebody else and stays.
+"""Removes files of a set that is being replaced, of unfinished builds and of stopped compactions;
+`SetFiles` says which they are.
 """
 
 import os
-import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from itertools import chain
 
-from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.plan.files import PlanFiles
-from pipelines.plan.records import BuildFile, PlanFile
-from pipelines.write import history
+from pipelines.write.set_files import SetFiles, listed_by
 from shardset.errors import ConfigError, ManifestError, NotFound, StorageError, TransientError
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
 from shardset.format.manifest import Manifest
 from shardset.program import count
 from shardset.storage.base import Stat, Storage, try_to_delete
+from shardset.storage.many import in_order
 
 Kept = dict[str, StorageError]
 """Why files are still there that nothing needs any more, by their names."""
-
-_COMPACTED = re.compile(
-    r"(plan/shards/)?[A-Za-z0-9_-]+(?P<suffix>-v(?P<base>[0-9]{1,9})-[0-9a-f]{8})[/.-]"
-)
-"""A file that a compaction of version `base` writes."""
 
 
 def manifest_at(output: Storage, name: str) -> Manifest | None:
@@ -56,45 +46,12 @@ def manifest_at(output: Storage, name: str) -> Manifest | None:
 def newest_of(url: str) -> tuple[Manifest, Storage]:
     """The newest version, to be changed; ConfigError for a view, older version or adopted set."""
     loaded = manifests.load_whole(url)
-    found, storage = loaded.manifest, loaded.storage
+    manifest, storage = loaded.manifest, loaded.storage
     newest = manifest_at(storage, naming.MANIFEST)
-    if newest is None or newest.digest != found.digest:
+    if newest is None or newest.digest != manifest.digest:
         advice = f"only the newest version can be changed; give {storage.url}"
-        raise ConfigError(f"{url}: is version {found.number}, and {advice}")
-    return found, storage
-
-
-def unfinished_files(output: Storage) -> set[str]:
-    """The files that the build in `plan/` may have written,
-    and of the set that it replaces.
-    """
-    names = set[str]()
-    if file := plan_files.find(output, paths.REPLACED):
-        where = f"{output.url}/{paths.REPLACED}"
-        names = manifests.files_of(manifests.parse(bytes(file.content), where))
-    build = plan_files.find_record(output, paths.BUILD, BuildFile)
-    plan = plan_files.find_record(output, paths.PLAN, PlanFile)
-    if not build or not plan:
-        return names
-    for suffix in {build.suffix, *build.before}:
-        names.add(naming.quarantine_path(suffix))
-        for split, sizes in plan.splits.items():
-            shards = [
-                naming.shard_path(split + suffix, split, number)
-                for number in range(sizes.num_shards)
-            ]
-            names.update(
-                shards, map(naming.index_path, shards), [naming.table_path(split + suffix)]
-            )
-    return names
-
-
-def planned(output: Storage, listed: Iterable[str]) -> set[str]:
-    """The files of the plan, without those by which `repair` writes listed shards again."""
-    names = {stat.name for stat in output.list(naming.PLAN_FOLDER)}
-    kept = {*map(naming.references_of, listed)} & names
-    files = set(filter(paths.is_plan_file, names)) - kept
-    return {name for name in files if not (kept and name.startswith(paths.GROUPS))}
+        raise ConfigError(f"{url}: is version {manifest.number}, and {advice}")
+    return manifest, storage
 
 
 def refuse_input(
@@ -124,15 +81,10 @@ def remove(files: PlanFiles, names: Collection[str]) -> Kept:
 
     A file that another build writes in the meantime stays, because it has another generation.
     """
-    found = list(existing(files.output, names))
-    if found:
+    stats = list(existing(files.output, names))
+    if stats:
         files.check_current()
-    return delete_all(files.output, found)
-
-
-def remove_slices(files: PlanFiles) -> Kept:
-    """Removes the data between the steps of a run."""
-    return remove(files, {stat.name for stat in files.output.list(paths.SLICES)})
+    return delete_all(files.output, stats)
 
 
 def remove_replaced(files: PlanFiles) -> Kept:
@@ -143,9 +95,9 @@ def remove_replaced(files: PlanFiles) -> Kept:
     if content is None:
         return {}
     old = manifests.parse(bytes(content), f"{output.url}/{paths.REPLACED}")
-    listed = manifests.files_of(old, *manifests.older(output))
+    listed = listed_by(old, *manifests.older(output))
     return (
-        remove_stopped(output, old.number + 1)
+        delete_all(output, SetFiles(output).of_stopped_compactions(old.number + 1))
         or remove(files, listed | {naming.REPORT})  # the report is about the old set
         or remove(files, {stat.name for stat in output.list(versions.FOLDER)})
         or remove(files, {paths.REPLACED})
@@ -154,9 +106,11 @@ def remove_replaced(files: PlanFiles) -> Kept:
 
 def existing(output: Storage, names: Collection[str]) -> Iterator[Stat]:
     """The existing files among `names`; lists only their folders."""
-    for folder in sorted({name.rpartition("/")[0] for name in names}):
-        if folder:
-            yield from (stat for stat in output.list(f"{folder}/") if stat.name in names)
+    listed = " "
+    for folder in sorted({f"{name.rpartition('/')[0]}/" for name in names if "/" in name}):
+        if not folder.startswith(listed):
+            yield from (stat for stat in output.list(folder) if stat.name in names)
+            listed = folder
     for name in sorted(name for name in names if "/" not in name):
         with suppress(NotFound):
             yield output.stat(name)
@@ -177,7 +131,7 @@ def delete_all(output: Storage, stats: Iterable[Stat]) -> Kept:
         return error
 
     stats = list(stats)
-    errors = plan_files.in_order(output, stats, delete)
+    errors = in_order(output.reads_at_once, stats, delete)
     return {stat.name: error for stat, error in zip(stats, errors, strict=True) if error}
 
 
@@ -187,19 +141,6 @@ def note_on(kept: Kept) -> list[str]:
         return []
     what = f"{count(len(kept), 'file')} that nothing needs any more"
     return [f"{what} can't be removed and stay: {next(iter(kept.values()))}"]
-
-
-def remove_stopped(output: Storage, number: int) -> Kept:
-    """Removes what compactions of versions before `number` left: they can't publish any more."""
-    made: dict[str, list[Stat]] = {}
-    for stat in output.list():
-        if (found := _COMPACTED.match(stat.name)) and int(found["base"]) < number:
-            made.setdefault(found["suffix"], []).append(stat)
-    loose = history.unlisted(output, {stat.name for stats in made.values() for stat in stats})
-    unpublished = [
-        stats for stats in made.values() if loose.issuperset(stat.name for stat in stats)
-    ]
-    return delete_all(output, chain(*unpublished))
 
 
 def _real_path(storage: Storage) -> str:

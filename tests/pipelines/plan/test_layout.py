@@ -9,18 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.config import Sizing
-from pipelines.plan import layout
 from pipelines.plan.layout import (
-    Placements,
     SplitPlan,
-    UnitOffset,
     apportion,
     count_shards,
     place,
     plan_split,
     stored_samples,
 )
-from pipelines.plan.summaries import KnownCount, SplitCount, UnitSummary, unit_offsets
 from shardset.errors import ConfigError
 
 LABELS = st.lists(st.integers(-1, 4), min_size=1, max_size=60)
@@ -43,26 +39,15 @@ def all_placements(
     labels: list[int], plan: SplitPlan, balance: str, cuts: list[int], seed: int = 0
 ) -> list[tuple]:
     """(sample, copy, shard, rank) of everything stored, the samples cut into units at `cuts`."""
-    stratified = balance == "stratified"
+    strata = np.array(labels) if balance == "stratified" else np.zeros(len(labels), int)
     bounds = sorted({0, *(cut for cut in cuts if cut < len(labels)), len(labels)})
-    summaries = [
-        UnitSummary(
-            unit=number,
-            splits={
-                "train": SplitCount(num_samples=stop - start, strata=Counter(labels[start:stop]))
-            },
-            fields={}, fixes={}, reasons=[], known=KnownCount(), digest="",
-        )
-        for number, (start, stop) in enumerate(pairwise(bounds))
-    ]  # fmt: skip
-    offsets_of_units = unit_offsets(summaries, ["train"], units_per_batch=1, stratified=stratified)
     placed = []
-    for (start, stop), offsets in zip(pairwise(bounds), offsets_of_units, strict=True):
-        assert offsets["train"].serial == start
-        some = place(
-            np.array(labels[start:stop]), offsets["train"], plan, seed=seed, stratified=stratified
-        )
-        placed += [(start + row, copy, shard, rank) for row, copy, shard, rank in entries(some)]
+    for start, stop in pairwise(bounds):
+        before = Counter(strata[:start].tolist())
+        some = place(strata[start:stop], before, plan, seed=seed)
+        assert (some.serial == start + some.row).all()
+        columns = (some.serial, some.copy, some.shard, some.rank)
+        placed += zip(*(column.tolist() for column in columns), strict=True)
     return placed
 
 
@@ -146,14 +131,6 @@ def test_where_samples_go_is_frozen():
     assert found == FROZEN
 
 
-def test_another_seed_gives_another_order():
-    labels = [0] * 50
-    plan = a_plan(labels, Sizing(num_shards=5), "none")
-    assert sorted(all_placements(labels, plan, "none", [], 1)) != sorted(
-        all_placements(labels, plan, "none", [], 2)
-    )
-
-
 def test_classes_that_come_one_after_the_other_are_mixed_in_every_shard():
     labels = [number // 100 for number in range(1000)]
     plan = a_plan(labels, Sizing(num_shards=10), "none")
@@ -209,22 +186,3 @@ def test_apportioned_shares_add_up_and_are_within_one_of_exact(total, weights):
 def test_sizes_that_contradict_each_other_are_refused(asked, sentence):
     with pytest.raises(ConfigError, match=sentence):
         Sizing(**asked)
-
-
-@given(LABELS, BALANCES, st.integers(1, 40), st.integers(1, 9))
-@settings(max_examples=30)
-def test_places_come_in_pieces_of_bounded_size_and_are_the_same_as_all_max_rows(
-    labels, balance, repeat, max_rows
-):
-    plan = a_plan(labels, Sizing(num_shards=1, repeat=repeat), balance)
-    offset = UnitOffset(serial=0, strata={})
-    options = {"seed": 3, "stratified": balance == "stratified"}
-    pieces = list(layout.placements(np.array(labels), offset, plan, **options, max_rows=max_rows))
-    at_once = layout.place(np.array(labels), offset, plan, **options)
-    assert sorted(entry for piece in pieces for entry in entries(piece)) == sorted(entries(at_once))
-    assert max(len(piece.row) for piece in pieces) <= max(max_rows, repeat)
-
-
-def entries(placed: Placements) -> list[tuple]:
-    columns = (placed.row, placed.copy, placed.shard, placed.rank)
-    return list(zip(*(column.tolist() for column in columns), strict=True))

@@ -10,17 +10,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.plan import tables
-from pipelines.plan.frames import REFERENCE
-from pipelines.plan.tables import Content, UnitRow
+from pipelines.plan.tables import REFERENCE, UNIT, SampleRow
 from pipelines.sources.base import Extent
 from shardset.errors import ConfigError
+from shardset.format import naming
 
 KEYS = st.lists(st.text() | st.text("aZ0_+=-/@.\n", max_size=80))
 
 
-def a_row(**given: Any) -> UnitRow:
-    row = UnitRow(split="train", name="", key="", label=0, fix="", content=Content("", []))
+def a_row(**given: Any) -> SampleRow:
+    row = SampleRow(split="train", name="", key="", label=0, fix="", image="", fields=[])
     return msgspec.structs.replace(row, **given)
+
+
+@given(
+    st.text() | st.sampled_from(["a", "b/c", "b/c@1", "d"]), st.integers(0, 3), st.integers(0, 3)
+)
+def test_a_key_stays_if_it_can_be_one_and_nobody_had_it_before(key, occurrence, copy):
+    found = a_row(name="a b.JPEG", key=key, occurrence=occurrence).stored_key(copy)
+    stays = occurrence == 0 and naming.is_key(key)
+    short = naming.short_key(f"a b.JPEG\0{key}", occurrence)
+    assert found == naming.copy_key(key if stays else short, copy)
+    assert naming.is_member(f"{found}.jpg")
+
+
+def test_keys_of_samples_whose_own_can_not_stay_are_frozen():
+    # Those of every shard set that holds one. To change them, raise PLAN_VERSION.
+    assert a_row(name="a b.JPEG", key="a b").stored_key(0) == "k5ddh5xh6apz99"
+    assert a_row(name="a.jpg", key="a", occurrence=1).stored_key(2) == "k1nd2g6bcs5bk5@2"
 
 
 @given(KEYS)
@@ -41,26 +58,30 @@ EXTENTS = st.builds(
 )
 ROWS = st.lists(
     st.builds(
-        UnitRow,
+        SampleRow,
         split=st.sampled_from(["train", "test"]),
         name=st.text(max_size=9),
         key=st.text(max_size=9),
         label=st.integers(-1, 5),
         fix=st.sampled_from(["", "rgb"]),
-        content=st.builds(
-            Content,
-            image=st.sampled_from(["jpg", ""]),
-            fields=st.lists(
-                st.tuples(st.sampled_from(["jpg", "cls", "json"]), EXTENTS | st.binary(max_size=9)),
-                max_size=3,
-            ),
+        image=st.sampled_from(["jpg", ""]),
+        fields=st.lists(
+            st.tuples(st.sampled_from(["jpg", "cls", "json"]), EXTENTS | st.binary(max_size=9)),
+            max_size=3,
         ),
+        occurrence=st.integers(0, 3),
+        draw=st.integers(0, 2**64 - 1),
     ),
     max_size=8,
 )
 
 
-def photos() -> list[UnitRow]:
+def stored(table: pa.RecordBatch, schema: pa.Schema = UNIT) -> pa.RecordBatch:
+    """The table as it is read back."""
+    return tables.from_bytes(tables.to_bytes(table), schema)
+
+
+def photos() -> list[SampleRow]:
     """Rows as they are of ImageNet in a bucket."""
     random, num = np.random.default_rng(0), 2000
     names = [
@@ -71,36 +92,24 @@ def photos() -> list[UnitRow]:
     for number, photo in enumerate(names):
         offset, num_bytes, crc32c = random.integers([2**37, 200_000, 2**32]).tolist()
         image = Extent("ILSVRC2012_img_train.tar", "1700000000000000", offset, num_bytes, crc32c)
-        content = Content("jpg", [("jpg", image), ("cls", b"%03d" % (number % 1000))])
-        rows.append(a_row(name=f"{photo}.JPEG", key=photo, label=number % 1000, content=content))
+        fields = [("jpg", image), ("cls", b"%03d" % (number % 1000))]
+        label = number % 1000
+        rows.append(a_row(name=f"{photo}.JPEG", key=photo, label=label, image="jpg", fields=fields))
     return rows
 
 
-def test_of_many_rows_each_takes_less_than_80_bytes_and_of_many_references_less_than_180():
-    table = tables.unit_table(photos(), [])
-    assert len(tables.unit_to_bytes(table)) < 80 * len(table)
-    numbers = np.arange(len(table))
-    columns = {
-        "row": table["row"],
-        "occurrence": 0 * numbers,
-        "source": numbers,
-        "copy": 0 * numbers,
-    }
-    references = pa.RecordBatch.from_pydict(columns, REFERENCE)
-    assert len(tables.references_to_bytes(references)) < 180 * len(table)
+def test_each_of_many_rows_takes_less_than_100_bytes():
+    assert len(tables.to_bytes(tables.unit_table(photos(), []))) < 100 * 2000
 
 
 @given(ROWS)
 def test_the_table_of_a_unit_holds_its_rows_and_what_was_rejected(rows):
     rejected = [tables.QuarantineEntry(name="a.jpg", split="train", reason="empty")]
-    table = tables.unit_from_bytes(tables.unit_to_bytes(tables.unit_table(rows, rejected)))
+    table = stored(tables.unit_table(rows, rejected))
     assert tables.rows_of(table) == rows
     assert tables.rejected_of(table) == rejected
-    assert [row.content.num_bytes for row in rows] == [
-        sum(
-            part.num_bytes if isinstance(part, Extent) else len(part)
-            for _, part in row.content.fields
-        )
+    assert [row.num_bytes for row in rows] == [
+        sum(part.num_bytes if isinstance(part, Extent) else len(part) for _, part in row.fields)
         for row in rows
     ]
 
@@ -108,38 +117,24 @@ def test_the_table_of_a_unit_holds_its_rows_and_what_was_rejected(rows):
 @given(st.lists(ROWS, min_size=1, max_size=3), st.randoms())
 @settings(max_examples=30)
 def test_rows_that_were_joined_put_in_another_order_and_cut_are_the_same_rows(units, random):
-    read = [
-        tables.unit_from_bytes(tables.unit_to_bytes(tables.unit_table(rows, []))) for rows in units
-    ]
-    rows = [row for unit in units for row in unit]
+    table = tables.concat([stored(tables.unit_table(rows, [])) for rows in units])
+    rows = [msgspec.structs.replace(row, draw=0) for unit in units for row in unit]
     order = list(range(len(rows)))
     random.shuffle(order)
-    cut = random.randint(0, len(rows))
     numbers = np.array(order, np.int64)
-    added = {
-        "occurrence": numbers % 2,
-        "source": numbers,
-        "copy": numbers % 3,
-        "shard": numbers % 5,
-        "rank": numbers * 7,
+    added = {"serial": numbers, "copy": numbers % 3}
+    references = tables.with_columns(tables.take(table, numbers), added, REFERENCE)
+    start = random.randint(0, len(rows))
+    found = stored(references, REFERENCE).slice(start)
+    assert tables.rows_of(found) == [rows[row] for row in order[start:]]
+    assert {name: found[name].to_pylist() for name in added} == {
+        name: added[name][start:].tolist() for name in added
     }
-    taken = tables.take(tables.concat(read), numbers)
-    placed = pa.RecordBatch.from_pydict({"row": taken["row"]} | added, tables.PLACEMENT)
-    parts = [
-        tables.placements_from_bytes(bytes(tables.placements_to_bytes(part)))
-        for part in (placed.slice(0, cut), placed.slice(cut))
-    ]
-    again = tables.concat(parts)
-    assert {name: again[name].to_pylist() for name in added} == {
-        name: added[name].tolist() for name in added
-    }
-    data = bytes(tables.references_to_bytes(again.select(REFERENCE.names)))
-    assert tables.rows_of(tables.references_from_bytes(data)) == [rows[row] for row in order]
 
 
 def test_the_digest_of_rows_is_of_the_samples_and_not_of_where_their_bytes_are():
     def digest(*fields: tuple[str, Extent | bytes], **given: Any) -> str:
-        return tables.digest_of([a_row(content=Content("jpg", list(fields)), **given)])
+        return tables.digest_of([a_row(image="jpg", fields=list(fields), **given)])
 
     image = ("jpg", Extent("a.tar", "17", 512, 100))
     assert digest(image) == digest(("jpg", Extent("b.tar", "18", 1024, 100)))
@@ -158,16 +153,11 @@ def test_the_digest_of_rows_is_of_the_samples_and_not_of_where_their_bytes_are()
 
 
 def test_what_is_no_table_says_what_to_do():
-    table = tables.unit_table([a_row(key="a")], [])
-    turned = bytes(tables.unit_to_bytes(table.select(tables.UNIT.names[::-1])))
-    for read in (tables.unit_from_bytes, tables.references_from_bytes):
-        for wrong in (b"", b"not a table", turned):
-            with pytest.raises(
-                ConfigError, match=r"a table of the plan .* damaged; remove plan/ at the output"
-            ):
-                read(wrong)
-    with pytest.raises(
-        ConfigError,
-        match="has the columns row, image, draw, key_hash, label, split, expected split",
-    ):
-        tables.unit_from_bytes(turned)
+    turned = tables.to_bytes(tables.unit_table([], []).select(UNIT.names[::-1]))
+    for wrong in (b"", b"not a table", turned):
+        with pytest.raises(
+            ConfigError, match=r"a table of the plan .* damaged; remove plan/ at the output"
+        ):
+            tables.from_bytes(wrong, REFERENCE)
+    with pytest.raises(ConfigError, match=r"has the columns key_hash, .* split, expected split"):
+        tables.from_bytes(turned, UNIT)

@@ -16,8 +16,7 @@ from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 
 from pipelines.build import build
-from pipelines.runners import dataflow, errors
-from pipelines.runners import options as runner_options
+from pipelines.runners import beam_options, dataflow, errors
 from shardset.errors import ConfigError, NotFound, ShardsetError, StorageError, TooManyBad
 from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
@@ -68,7 +67,7 @@ def test_a_complete_command_is_accepted():
 )
 def test_the_threads_of_a_worker_process_are_few_unless_a_number_is_given(given, threads):
     flags = [f"--{name}={value}" for name, value in GOOD.items()]
-    found = runner_options.beam_options([*flags, *given], MemoryStorage("nothing"))
+    found = beam_options.beam_options([*flags, *given], MemoryStorage("nothing"))
     assert found.view_as(DebugOptions).number_of_worker_harness_threads == threads
 
 
@@ -332,15 +331,14 @@ def check_package(location: str) -> None:
 def check_steps(url: str) -> None:
     """The staged pipeline has the steps that the design names."""
     pipeline = beam_runner_api_pb2.Pipeline.FromString(staged_bytes(url))
-    steps = {each.unique_name.partition("/")[0] for each in pipeline.components.transforms.values()}
+    steps = {each.unique_name for each in pipeline.components.transforms.values()}
     assert {
-        "List units",
-        "Index",
-        "Plan",
-        "Assign",
-        "Plan shards",
-        "Write shards",
-        "Commit",
+        "Index the input/List units",
+        "Index the input/Index",
+        "Plan the shards/Plan",
+        "Write the shards/Write references",
+        "Write the shards/Write shards",
+        "Publish the set/Commit",
     } <= steps
 
 

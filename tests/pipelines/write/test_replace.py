@@ -31,8 +31,8 @@ class Deleting(MemoryStorage):
 def test_files_are_removed_many_at_a_time():
     output = Deleting(uuid.uuid4().hex)
     plan_files.write(output, paths.BUILD, BUILD, b"{}")
-    names = [paths.slice_path("keys", number) for number in range(3 * AT_ONCE)]
+    names = [paths.unit_path(number) for number in range(3 * AT_ONCE)]
     for name in [*names, "notes.txt"]:
         put(output, name, b"1")
-    replace.remove_slices(PlanFiles(output, BUILD))
+    replace.remove(PlanFiles(output, BUILD), names)
     assert [stat.name for stat in output.list()] == ["notes.txt", paths.BUILD]

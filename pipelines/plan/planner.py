@@ -1,22 +1,34 @@
-"""Turns the summaries of all units into the plan of all splits."""
+"""Turns the tables and summaries of all units into the plan of all splits.
+
+Two decisions take all samples together, and are written into the tables of units: which split a
+sample of a build with --holdout comes into, and which of several samples gets the key that they
+want. With --holdout, equal images come into one split, and each class into all.
+"""
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.config import BuildConfig
 from pipelines.holdout import REST, Holdout
-from pipelines.images.annotations import ANNOTATIONS_SCALED, ANNOTATIONS_TURNED, RLE_LEFT_OUT
+from pipelines.images.annotation_geometry import (
+    ANNOTATIONS_SCALED,
+    ANNOTATIONS_TURNED,
+    RLE_LEFT_OUT,
+)
 from pipelines.images.check import HOLDS_MORE, TRANSPARENT, TURNED
 from pipelines.plan import layout, paths, summaries, tables
 from pipelines.plan.append import are_numbers, base_of
-from pipelines.plan.division import divide
 from pipelines.plan.files import PlanFiles, encode_record
+from pipelines.plan.index import write_unit
 from pipelines.plan.layout import SplitPlan
-from pipelines.plan.records import BuildFile, PlanFile
+from pipelines.plan.plan_records import Build, BuildFile, PlanFile
 from pipelines.plan.summaries import MAX_REASONS, KnownCount, UnitSummary, read_summaries
 from pipelines.sources.base import class_infos
 from pipelines.sources.tar_fields import checked_fields
@@ -27,8 +39,12 @@ from shardset.format.manifest import ClassInfo
 from shardset.order.permutation import ORDER_VERSION
 from shardset.program import count, some_of
 from shardset.settings import value_text
-from shardset.storage.checked import read_same_twice
 from shardset.storage.open import open_storage
+
+Numbers = NDArray[np.uint64]
+
+MAX_HASHES = 2**27
+"""The hashes of keys that are compared at once: 2 GB."""
 
 _NOTES = {
     TRANSPARENT: (
@@ -57,19 +73,21 @@ _NOTES = {
 _STORE_KNOWN = "--known store stores them again"
 
 
-def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFile:
+def make_plan(made: Build) -> PlanFile:
     """Writes the plan of all splits to `plan/` and returns it.
 
     Raises TooManyBad, SourceError (no samples, or labels without classes) or ConfigError
     (impossible sizes).
     """
+    files, config = made.files, made.config
+    build = files.read_record(paths.BUILD, BuildFile)  # which has the classes
     if config.holdout and build.num_units:
         divide(files, Holdout(config.holdout, config.seed), build.num_units)
     total = summaries.merge(read_summaries(files, build.num_units))
     summaries.refuse_too_many_bad(total, config.max_bad_fraction)
     if total.known.total and not any(count.num_samples for count in total.splits.values()):
-        found = "; ".join(_notes_on_known(total.known))
-        raise SourceError(f"{config.input}: nothing to append: the set has all of it; {found}")
+        notes = "; ".join(_notes_on_known(total.known))
+        raise SourceError(f"{config.input}: nothing to append: the set has all of it; {notes}")
     splits = _plan_splits(config, total)
     totals = Counter[int]()
     for split in total.splits.values():
@@ -81,12 +99,14 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
     known = range(build.appends.num_classes if build.appends else 0)
     largest = len(classes) - 1 if are_numbers(classes) else NO_LABEL
     on_labels = notes_on(config.input, dict.fromkeys(known, 0) | totals, largest, build.looked_for)
-    lost = [one.name for one in classes if one.label not in totals]
+    lost = [info.name for info in classes if info.label not in totals]
     if config.source == "folder" and lost and not config.append:
         raise SourceError(
             f"{config.input}: all images of class {lost[0]!r} are bad ({'; '.join(total.reasons)});"
             " mend them, or move the folder out of the input"
         )
+    num_samples = sum(split.num_source for split in splits.values())
+    number_duplicates(files, build.num_units, num_samples)
     with files.writer(naming.quarantine_path(build.suffix)) as out:
         for line in _quarantine_lines(files, config, build):
             out.write(line)
@@ -161,8 +181,7 @@ def _quarantine_lines(files: PlanFiles, config: BuildConfig, build: BuildFile) -
     """
     base, output = base_of(files, build.appends), files.output
     if base and base.quarantine.count and output.url == open_storage(config.output).url:
-        name = base.quarantine.path
-        yield read_same_twice(lambda: output.read(name), f"{output.url}/{name}")
+        yield output.read(base.quarantine.path)
     for summary in read_summaries(files, build.num_units):
         if any(count.num_rejected for count in summary.splits.values()):
             [table] = tables.read_units(files, [summary.unit])
@@ -174,7 +193,7 @@ def _notes(total: UnitSummary, config: BuildConfig, classes: Sequence[ClassInfo]
     """A sentence for each held-out split without samples, each split without classes that another
     one has, each mark that isn't a fix, and on the samples that were skipped.
     """
-    strata = {split: one.strata for split, one in sorted(total.splits.items()) if one.strata}
+    strata = {name: split.strata for name, split in sorted(total.splits.items()) if split.strata}
     for split in sorted({*config.holdout, REST} - strata.keys()) if config.holdout else ():
         yield (
             f"--holdout {value_text(config.holdout)} left no image in split {split}, so there is no"
@@ -182,7 +201,7 @@ def _notes(total: UnitSummary, config: BuildConfig, classes: Sequence[ClassInfo]
         )
     used = {label for labels in strata.values() for label in labels}
     for split, labels in strata.items():
-        missing = [one.name for one in classes if one.label in used and one.label not in labels]
+        missing = [info.name for info in classes if info.label in used and info.label not in labels]
         if missing:
             lacking = count(len(missing), "class", "classes")
             yield f"split {split} has no images of {lacking}: {some_of(missing, 5)}"
@@ -208,3 +227,101 @@ def _notes_on_known(known: KnownCount) -> Iterator[str]:
     if known.num_images:
         images = count(known.num_images, "new image")
         yield f"{images} of the same bytes as others of the set, under other names"
+
+
+def divide(files: PlanFiles, holdout: Holdout, num_units: int) -> None:
+    """Writes each unit again of which a sample moves to another split.
+
+    The columns that decide stay as they are, so a repetition does the same. Memory holds about 60
+    bytes per sample.
+    """
+    units = list(tables.read_units(files, range(num_units), "label", "draw", "image_number"))
+    labels, draws, images = (column.to_numpy() for column in tables.concat(units).columns)
+    splits = splits_of(holdout, draws, images, labels)
+    moves = splits != _by_bounds(draws, holdout.bounds)
+    stop = 0
+    for unit, part in enumerate(units):
+        start, stop = stop, stop + len(part)
+        if not moves[start:stop].any():
+            continue
+        [table] = tables.read_units(files, [unit])
+        summary = files.read_record(paths.summary_path(unit), UnitSummary)
+        rows = [
+            msgspec.structs.replace(row, split=holdout.splits[split])
+            for row, split in zip(tables.rows_of(table), splits[start:stop], strict=True)
+        ]
+        write_unit(files, unit, rows, tables.rejected_of(table), summary.known)
+
+
+def number_duplicates(files: PlanFiles, num_units: int, num_samples: int) -> None:
+    """Writes each unit again in which a sample wants the key of one before it: the row says how
+    many there are.
+    """
+    num_parts = math.ceil(num_samples / MAX_HASHES)
+    repeated = np.concatenate(
+        [_repeated(files, num_units, part, num_parts) for part in range(num_parts)]
+    )
+    if not len(repeated):
+        return
+    numbers = np.zeros(len(repeated), np.int64)
+    for unit, table in enumerate(tables.read_units(files, range(num_units), "key_hash")):
+        hashes = table["key_hash"].to_numpy()
+        places = np.minimum(np.searchsorted(repeated, hashes), len(repeated) - 1)
+        occurrence = np.zeros(len(table), np.int32)
+        for row in np.flatnonzero(repeated[places] == hashes).tolist():
+            occurrence[row] = numbers[places[row]]
+            numbers[places[row]] += 1
+        if occurrence.any():
+            [table] = tables.read_units(files, [unit])
+            table = tables.with_columns(table, {"occurrence": occurrence}, table.schema)
+            files.write(paths.unit_path(unit), tables.to_bytes(table))
+
+
+def _repeated(files: PlanFiles, num_units: int, part: int, num_parts: int) -> Numbers:
+    """The hashes of keys that several samples want, sorted; of one part of all hashes."""
+    bounds = [2**64 * number // num_parts for number in (part, part + 1)]
+    parts = []
+    for table in tables.read_units(files, range(num_units), "key_hash"):
+        hashes = table["key_hash"].to_numpy()
+        is_inside = (hashes >= np.uint64(bounds[0])) & (hashes <= np.uint64(bounds[1] - 1))
+        parts.append(hashes[is_inside])
+    hashes = np.concatenate(parts)
+    hashes.sort()
+    return np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
+
+
+def splits_of(
+    holdout: Holdout, draws: Numbers, images: Numbers, labels: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The number of the split of each sample in `holdout.splits`.
+
+    `draws` says where each falls alone, and samples with equal `images` fall where one of them
+    does. Of the classes that lack a split then, the bounds move; a label of -1 is no class.
+    """
+    order = np.argsort(draws ^ images)  # neither the smallest draw nor the largest one comes first
+    _, leaders, group = np.unique(images[order], return_index=True, return_inverse=True)
+    together = np.empty_like(draws)
+    together[order] = draws[order][leaders[group]]
+    splits = _by_bounds(together, holdout.bounds)
+    order = np.argsort(labels, kind="stable")
+    for label, start, stop in tables.runs_of(labels[order]):
+        rows = order[start:stop]
+        if label != NO_LABEL and len(np.unique(splits[rows])) < len(holdout.splits):
+            bounds = _bounds_within(np.unique(together[rows] / 2**64), holdout.bounds)
+            splits[rows] = _by_bounds(together[rows], bounds)
+    return splits
+
+
+def _by_bounds(draws: Numbers, bounds: Sequence[float]) -> NDArray[np.int64]:
+    return np.searchsorted(bounds, draws / 2**64, side="right")
+
+
+def _bounds_within(positions: NDArray[np.float64], bounds: Sequence[float]) -> list[float]:
+    """The bounds, moved as little as gives each split one of the positions; too few go to the last
+    splits.
+    """
+    numbers = np.arange(len(bounds))
+    free = np.searchsorted(positions, bounds) - numbers  # each cut is above the one before
+    shifts = np.clip(np.maximum.accumulate(free), 1, len(positions) - len(bounds))
+    found: list[float] = positions[np.maximum(shifts + numbers, 0)].tolist()
+    return found

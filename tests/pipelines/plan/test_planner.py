@@ -7,9 +7,8 @@ from pipelines.begin import prepare
 from pipelines.config import BuildConfig
 from pipelines.holdout import Holdout
 from pipelines.plan import tables
-from pipelines.plan.division import splits_of
 from pipelines.plan.index import index_unit
-from pipelines.plan.splits import make_plan
+from pipelines.plan.planner import make_plan, splits_of
 from pipelines.plan.survey import units_in
 from shardset.storage.open import open_storage
 from tests.makers.folders import write_csv, write_images
@@ -116,11 +115,11 @@ def planned(config: BuildConfig):
     """The plan of a build, and its rows, without Beam."""
     made = prepare(config, open_storage(config.output))
     for block in made.units.blocks:
-        for unit in units_in(made.files.output, block):
-            index_unit(made.files, made.source, config, unit, None, len(made.file.classes))
+        for unit in units_in(made.build.files.output, block):
+            index_unit(made.build, unit)
     for _ in range(2):  # a runner may call it again
-        plan = make_plan(made.files, config, made.file)
-    found = tables.read_units(made.files, range(plan.num_units))
+        plan = make_plan(made.build)
+    found = tables.read_units(made.build.files, range(plan.num_units))
     return plan, [row for table in found for row in tables.rows_of(table)]
 
 

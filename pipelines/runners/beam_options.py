@@ -15,7 +15,6 @@ from apache_beam.options.pipeline_options import (
     PortableOptions,
     SetupOptions,
     StandardOptions,
-    TypeOptions,
 )
 from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
 from apache_beam.runners.portability.prism_runner import PrismJobServer, PrismRunner
@@ -52,7 +51,7 @@ def prepare(flags: Sequence[str], *, source: str, output: Storage) -> PipelineOp
     _check_job_server(options)
     name = options.view_as(StandardOptions).runner
     kind = str(name).rpartition(".")[2]
-    if not {kind.lower(), f"{kind}runner".lower()} & {one.lower() for one in TESTED}:
+    if not {kind.lower(), f"{kind}runner".lower()} & {tested.lower() for tested in TESTED}:
         raise ConfigError(
             f"--runner {name}: was never tested; use one of {', '.join(TESTED)}, or leave it out to"
             " build here"
@@ -85,8 +84,6 @@ def beam_options(flags: Sequence[str], output: Storage) -> PipelineOptions:
     if dataflow.is_wanted(options):
         dataflow.set_threads(options)
     options.view_as(SetupOptions).pickle_library = "cloudpickle"
-    # takes long at each start; tests check
-    options.view_as(TypeOptions).pipeline_type_check = False
     return options
 
 

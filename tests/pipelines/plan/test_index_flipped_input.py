@@ -2,7 +2,7 @@
 changes no name, label or text.
 
 The door flips no whole object: of these the bucket says the checksum, which
-tests/shardset/storage/test_storage.py shows with a proxy. A disk has no checksums, so it is
+tests/shardset/storage/test_base.py shows with a proxy. A disk has no checksums, so it is
 trusted, and Parquet files need not have any.
 """
 
@@ -18,6 +18,7 @@ from pipelines.config import BuildConfig
 from pipelines.plan import paths, tables
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.index import index_unit
+from pipelines.plan.plan_records import Build, BuildFile
 from pipelines.plan.survey import units_in, write_units
 from pipelines.sources.formats.range_file import WINDOW_BYTES
 from pipelines.sources.imagenet import ImageNet
@@ -106,9 +107,13 @@ def surveyed_and_indexed(source, **options):
     with output.writer(paths.SURVEY) as out:
         written = write_units(survey.units, out)
     units = [unit for block in written.blocks for unit in units_in(output, block)]
+    file = BuildFile(
+        tool="", options={}, survey="", num_units=len(units), suffix="", classes=None, notes=[]
+    )
+    build = Build(config=config, source=source, files=files, file=file)
     for unit in units:
-        index_unit(files, source, config, unit)
-    found = [tables.unit_from_bytes(files.read(paths.unit_path(unit.number))) for unit in units]
+        index_unit(build, unit)
+    found = [*tables.read_units(files, [unit.number for unit in units])]
     rows = [row for table in found for row in tables.rows_of(table)]
     spools = [output.read(stat.name) for stat in output.list() if "spool" in stat.name]
     return survey.classes, rows, [tables.rejected_of(table) for table in found], spools

@@ -5,19 +5,23 @@ Digests cover the names of the fields: a renamed field changes the plan digest o
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from pipelines.config import BuildConfig
 from pipelines.images.options import ImageOptions
 from pipelines.plan.append import Addition
-from pipelines.plan.layout import SplitPlan, units_per_batch
+from pipelines.plan.files import PlanFiles
+from pipelines.plan.layout import SplitPlan
+from pipelines.sources.base import Source
 from shardset.format.manifest import ClassInfo
 from shardset.format.write import WrittenShard
 from shardset.prepared import prepared
 from shardset.settings import value_text
 
-PLAN_VERSION = 16
+PLAN_VERSION = 17
 """Increase it when the format of a file below `plan/` changes, or what the same input and options
 lead to, such as the held-out samples or the default sizes: unfinished builds of other versions then
 start over.
@@ -88,6 +92,24 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
         return differences
 
 
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """A build as its steps see it: what was asked for, where the samples are, the files of the
+    plan, and what `plan/build.json` says of it; pickles.
+
+    `file` has no classes, because a million would take longer to travel than the images; an input
+    that names its classes has `num_classes`. A build that `resumes` finds shards that it has
+    finished.
+    """
+
+    config: BuildConfig
+    source: Source
+    files: PlanFiles
+    file: BuildFile
+    num_classes: int | None = None
+    resumes: bool = False
+
+
 @prepared
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     """`plan/plan.json`: the arithmetic of every split, and the fields that the manifest copies.
@@ -105,16 +127,6 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     num_rejected: int
     num_units: int
     notes: list[str]
-
-    @property
-    def units_per_batch(self) -> int:
-        """The number of neighbouring units in a batch, which one worker assigns."""
-        return units_per_batch(self.num_units, self.splits.values())
-
-    def units_of(self, batch: int) -> range:
-        """The units of one batch."""
-        size = self.units_per_batch
-        return range(batch * size, min(self.num_units, (batch + 1) * size))
 
 
 @prepared

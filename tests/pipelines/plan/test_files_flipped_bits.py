@@ -12,8 +12,8 @@ from pipelines.begin import prepare
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
 from pipelines.plan import paths
-from pipelines.runners import options
-from pipelines.write import replace
+from pipelines.runners import beam_options
+from pipelines.write.set_files import listed_by
 from shardset.errors import ManifestError, ShardsetError
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -30,13 +30,9 @@ KINDS = {
     "a summary": paths.summary_path(0),
     "a spool": paths.spool_path(0),
     "the plan": paths.PLAN,
-    "keys": paths.slice_path("keys", 0),
-    "duplicate keys": paths.slice_path("duplicate_keys", 0),
-    "references for groups": paths.slice_path("references", 0),
-    "references of a shard": naming.references_path("train", 1),
-    "a record": paths.record_path("train", 1),
+    "references of a shard": paths.references_path("train/train-000001.tar"),
 }
-"""Of the frame of a file, tests/shardset/format/test_originals.py flips every bit."""
+"""Of the frame of a file, tests/pipelines/plan/test_files.py flips every bit."""
 STAYING = {"the survey": "first", "the plan": "last"}
 
 
@@ -71,8 +67,7 @@ def made(raw, storage, seed=0):
         overwrite=bool(seed),
     )
     prepared = prepare(config, storage)
-    builds.run(prepared, options.beam_options(HERE, storage))
-    replace.remove_slices(prepared.files)
+    builds.run(prepared, beam_options.beam_options(HERE, storage))
     return files_of(storage.url)
 
 
@@ -135,4 +130,4 @@ def test_the_manifest_of_a_replaced_set_is_compared_before_its_files_are_removed
     assert verify(inner.url, deep=True).problems == ()
     made(raw, inner, seed=1)
     manifest = manifests.load(inner.url)[0]
-    assert files_of(inner.url).keys() == {naming.MANIFEST, *manifests.files_of(manifest)}
+    assert files_of(inner.url).keys() == {naming.MANIFEST, *listed_by(manifest)}
