@@ -1,7 +1,7 @@
-"""All numbers that `estimate` shows about one split, as a table of 80 columns or as JSON."""
+"""All numbers that `estimate` shows about one split, as JSON and as a table of 80 columns."""
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -9,14 +9,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
-from pipelines.estimate.reading import (
-    Mixing,
-    Reading,
-    Steps,
-    gap_factor,
-    mixing_of,
-    steps_of,
-)
+from pipelines.estimate.reading import Reading, gap_factor, mixing_of, steps_of
 from pipelines.estimate.stored import StoredSet, StoredSplit
 from pipelines.split_table import split_table
 from shardset.errors import DOCS, ConfigError
@@ -26,40 +19,25 @@ from shardset.order.lanes import check_world, rank_part, read_factor
 from shardset.program import count
 from shardset.terminal import table
 
+Estimate = dict[str, Any]
+"""What `estimate` shows, as JSON: bytes and counts.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """What `estimate` shows.
-
-    `refusal` says why a run would be refused, else "": then `memory` is None.
-
-    `read_bytes` counts an epoch by all readers, which is `amplification` times the bytes of
-    its samples.
-    """
-
-    stored: StoredSet
-    split: str
-    reading: Reading
-    order: Order = field(repr=False)
-    steps: Steps
-    mixing: Mixing | None
-    amplification: float
-    read_bytes: int
-    memory: Memory | None
-    advice: list[str]
-    refusal: str
+`refusal` says why a run would be refused, else it is None: then `memory` is None. `read_bytes`
+counts an epoch by all readers, which is `amplification` times the bytes of its samples.
+"""
 
 
 def estimate(stored: StoredSet, split: str, reading: Reading) -> Estimate:
     """All numbers of one split; raises ConfigError if they make no order."""
     stored_split = stored.splits[split]
+    numbers = stored_split.numbers
     order = fit_order(
         stored_split.shard_sizes,
         reading.order_options,
-        stored_bytes=stored_split.numbers.num_bytes,
+        stored_bytes=numbers.num_bytes,
         view=stored_split.view,
     )
-    memory, steps, refusal = None, steps_of(order), ""
+    memory, refusal, steps = None, None, steps_of(order)
     amplification = read_factor(
         order.num_lanes, order.global_batch_size, reading.num_readers
     ) * gap_factor(order)
@@ -67,19 +45,21 @@ def estimate(stored: StoredSet, split: str, reading: Reading) -> Estimate:
         memory = _memory_of(stored_split, order, reading)
     except ConfigError as error:
         refusal = str(error)
-    return Estimate(
-        stored=stored,
-        split=split,
-        reading=reading,
-        order=order,
-        steps=steps,
-        mixing=mixing_of(order, stored.num_classes) if stored.num_classes > 1 else None,
-        amplification=amplification,
-        read_bytes=round(amplification * stored_split.numbers.mean_bytes * order.num_samples),
-        memory=memory,
-        advice=[*_advice(stored_split, order, reading, steps)],
-        refusal=refusal,
-    )
+    return {
+        "assumption": stored.assumption or None,
+        "splits": {name: msgspec.to_builtins(each.numbers) for name, each in stored.splits.items()},
+        "num_classes": stored.num_classes,
+        "split": split,
+        "reading": asdict(reading) | {"num_readers": reading.num_readers},
+        "order": {"L": order.num_lanes, "q": order.block_size, "w": order.window},
+        "steps": steps,
+        "mixing": mixing_of(order, stored.num_classes) if stored.num_classes > 1 else None,
+        "read_bytes": round(amplification * numbers.mean_bytes * order.num_samples),
+        "amplification": amplification,
+        "memory": asdict(memory) | {"total": memory.total} if memory else None,
+        "advice": [*_advice(stored_split, order, reading, steps)],
+        "refusal": refusal,
+    }
 
 
 def _memory_of(stored: StoredSplit, order: Order, reading: Reading) -> Memory:
@@ -106,93 +86,62 @@ def _memory_of(stored: StoredSplit, order: Order, reading: Reading) -> Memory:
     )
 
 
-def show(found: Estimate, console: Console) -> None:
+def show(stored: StoredSet, found: Estimate, console: Console) -> None:
     """Prints the splits, what reading one of them takes, advice, and what was assumed."""
+    console.print(split_table(stored.title, [split.numbers for split in stored.splits.values()]))
+    reading = found["reading"]
     console.print(
-        split_table(found.stored.title, [split.numbers for split in found.stored.splits.values()])
-    )
-    reading = found.reading
-    console.print(
-        f"\n{found.split}, read in batches of {reading.global_batch_size:,} by"
-        f" {count(reading.num_replicas, 'replica')} on {count(reading.num_hosts, 'host')}"
-        f" ({reading.strategy}: {count(reading.num_readers, 'reader')})",
+        f"\n{found['split']}, read in batches of {reading['global_batch_size']:,} by"
+        f" {count(reading['num_replicas'], 'replica')} on {count(reading['num_hosts'], 'host')}"
+        f" ({reading['strategy']}: {count(reading['num_readers'], 'reader')})"
+        f"\n({DOCS}/how-to/check.md#estimate)",
         highlight=False,
     )
-    console.print(f"({DOCS}/how-to/check.md#estimate)", highlight=False)
-    console.print(table("", ["", ""], [*_rows(found)]))
-    for sentence in found.advice:
+    console.print(table("", ["", ""], [*_rows(stored, found)]))
+    for sentence in found["advice"]:
         console.print(Text(f"\n- {sentence}"))
-    if found.refusal:
-        console.print(Text(f"\nrefused: {found.refusal}", style="bold red"))
-    if assumed := found.stored.assumption:
-        console.print(
-            Text(f"\nassumed: {assumed}; so bytes, memory, order and shuffle are about right.")
+    if found["refusal"]:
+        console.print(Text(f"\nrefused: {found['refusal']}", style="bold red"))
+    if stored.assumption:
+        what = "so bytes, memory, order and shuffle are about right"
+        console.print(Text(f"\nassumed: {stored.assumption}; {what}."))
+
+
+def _rows(stored: StoredSet, found: Estimate) -> Iterator[tuple[str, str]]:
+    split, steps, order = stored.splits[found["split"]], found["steps"], found["order"]
+    last = f", the last with {steps['num_last']:,} samples" if steps["num_pads"] else ""
+    if split.view and split.view.digest:
+        yield "view", f"{split.view.num_kept:,} of {split.view.num_ids:,} samples"
+    yield "steps", f"{steps['num_steps']:,} an epoch{last}"
+    yield "order", f"L = {order['L']} lanes, q = {order['q']}, w = {order['w']}"
+    if mixing := found["mixing"]:
+        shuffle = (
+            f"{mixing['worst']:.0f} of {stored.num_classes:,} classes in a batch if stored class"
+            f" by class, {mixing['uniform']:.0f} if fully shuffled; a build comes near that"
         )
+        yield "shuffle", shuffle
+    size, mean = decimal(stored.num_bytes), split.numbers.mean_bytes
+    yield "stored", f"{size} in all splits; {mean:,.0f} bytes a sample in its tar"
+    size, amplification = decimal(found["read_bytes"]), found["amplification"]
+    yield "read", f"{size} an epoch, {amplification:.3f} times what is stored"
+    if found["memory"]:
+        yield "memory", _memory(found["memory"], found["reading"])
 
 
-def _rows(found: Estimate) -> Iterator[tuple[str, str]]:
-    order, steps, stored = found.order, found.steps, found.stored
-    last = f", the last with {steps.num_last:,} samples" if steps.num_pads else ""
-    if (view := stored.splits[found.split].view) and view.digest:
-        yield "view", f"{view.num_kept:,} of {view.num_ids:,} samples"
-    yield "steps", f"{steps.num_steps:,} an epoch{last}"
-    yield "order", f"L = {order.num_lanes} lanes, q = {order.block_size}, w = {order.window}"
-    if mixing := found.mixing:
-        yield (
-            "shuffle",
-            (
-                f"{mixing.worst:.0f} of {stored.num_classes:,} classes in a batch if stored class"
-                f" by class, {mixing.uniform:.0f} if fully shuffled; a build comes near that"
-            ),
-        )
-    mean = stored.splits[found.split].numbers.mean_bytes
-    yield (
-        "stored",
-        f"{decimal(stored.num_bytes)} in all splits; {mean:,.0f} bytes a sample in its tar",
-    )
-    yield (
-        "read",
-        f"{decimal(found.read_bytes)} an epoch, {found.amplification:.3f} times what is stored",
-    )
-    if found.memory:
-        yield (
-            "memory",
-            _memory(found.memory, max(1, found.reading.num_readers // found.reading.num_hosts)),
-        )
-
-
-def _memory(memory: Memory, num_readers: int) -> str:
-    sizes = {name: getattr(memory, name) for name in ("raw", "decoded", "indexes", "cache")}
+def _memory(memory: Mapping[str, int], reading: Mapping[str, int]) -> str:
     listed = ", ".join(
-        f"{decimal(num_bytes)} {name}" for name, num_bytes in sizes.items() if num_bytes
+        f"{decimal(memory[name])} {name}"
+        for name in ("raw", "decoded", "indexes", "cache")
+        if memory[name]
     )
+    num_readers = max(1, reading["num_readers"] // reading["num_hosts"])
     readers, each = (f" ({num_readers:,} readers)", " each") if num_readers > 1 else ("", "")
-    return f"at most {decimal(memory.total * num_readers)} a host{readers}: {listed}{each}"
+    return f"at most {decimal(memory['total'] * num_readers)} a host{readers}: {listed}{each}"
 
 
-def to_json(found: Estimate) -> dict[str, Any]:
-    """The same numbers as JSON: bytes and counts."""
-    stored, memory, order, reading = found.stored, found.memory, found.order, found.reading
-    return {
-        "assumption": stored.assumption or None,
-        "splits": {
-            name: msgspec.to_builtins(split.numbers) for name, split in stored.splits.items()
-        },
-        "num_classes": stored.num_classes,
-        "split": found.split,
-        "reading": asdict(reading) | {"num_readers": reading.num_readers},
-        "order": {"L": order.num_lanes, "q": order.block_size, "w": order.window},
-        "steps": asdict(found.steps),
-        "mixing": asdict(found.mixing) if found.mixing else None,
-        "read_bytes": found.read_bytes,
-        "amplification": found.amplification,
-        "memory": asdict(memory) | {"total": memory.total} if memory else None,
-        "advice": found.advice,
-        "refusal": found.refusal or None,
-    }
-
-
-def _advice(stored: StoredSplit, order: Order, reading: Reading, steps: Steps) -> Iterator[str]:
+def _advice(
+    stored: StoredSplit, order: Order, reading: Reading, steps: Mapping[str, int]
+) -> Iterator[str]:
     """A sentence or two for each number worth changing."""
     if not stored.is_mixed:
         yield (
@@ -201,26 +150,27 @@ def _advice(stored: StoredSplit, order: Order, reading: Reading, steps: Steps) -
             " number of `shuffle`. Raise --num-lanes or --window, or mix once: `build --source"
             " webdataset`."
         )
-    total, count = stored.numbers.num_samples, stored.numbers.num_shards
-    small, left = divmod(total, count)
+    total, num_shards = stored.numbers.num_samples, stored.numbers.num_shards
+    small, left = divmod(total, num_shards)
     if left and max(stored.shard_sizes) - min(stored.shard_sizes) <= 1:
+        others = num_shards - left
         yield (
-            f"{total:,} samples over {count:,} shards: {left:,} of {small + 1:,} and"
-            f" {count - left:,} of {small:,}. This trainer does not mind. For equal shards"
-            f" --remainder drop leaves out {left:,} ({total - left:,} = {count:,} x {small:,}),"
-            f" --remainder pad repeats {count - left:,} ({total + count - left:,} = {count:,} x"
-            f" {small + 1:,})."
+            f"{total:,} samples over {num_shards:,} shards: {left:,} of {small + 1:,} and"
+            f" {others:,} of {small:,}. This trainer does not mind. For equal shards"
+            f" --remainder drop leaves out {left:,} ({total - left:,} = {num_shards:,} x"
+            f" {small:,}), --remainder pad repeats {others:,} ({total + others:,} ="
+            f" {num_shards:,} x {small + 1:,})."
         )
     size, replicas = order.global_batch_size, reading.num_replicas
-    if steps.num_left_out:
+    if steps["num_left_out"]:
         yield (
-            f"Each epoch leaves out {steps.num_left_out:,} samples, others each time, because"
+            f"Each epoch leaves out {steps['num_left_out']:,} samples, others each time, because"
             f" {order.num_samples:,} is not a multiple of {size:,} (--last-batch drop)."
         )
-    if steps.num_pads:
+    if steps["num_pads"]:
         yield (
             f"{order.num_samples:,} samples over batches of {size:,}: the last batch has"
-            f" {steps.num_last:,}, and {steps.num_pads:,} repeats of weight 0, which count"
+            f" {steps['num_last']:,}, and {steps['num_pads']:,} repeats of weight 0, which count"
             " nowhere."
         )
     full = size % replicas

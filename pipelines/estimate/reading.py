@@ -3,7 +3,6 @@
 `shardset.order` does the arithmetic here and in a run, so these numbers are exact.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -66,43 +65,20 @@ class Reading:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
+def steps_of(order: Order) -> dict[str, int]:
     """The steps of an epoch.
 
     The last one has `num_last` samples and `num_pads` repeats of weight 0; `drop` leaves out
     `num_left_out` samples.
     """
-
-    num_steps: int
-    num_last: int
-    num_pads: int
-    num_left_out: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mixing:
-    """Mean number of classes in a batch.
-
-    `worst` is for samples stored class by class, measured as in docs/explanation/order.md.
-    `uniform` is for batches drawn from the whole split; real batches come close to it, because a
-    build permutes the samples.
-    """
-
-    worst: float
-    uniform: float
-
-
-def steps_of(order: Order) -> Steps:
-    """The steps of an epoch, and the samples of its incomplete last batch."""
     room = order.num_batches * order.global_batch_size
     pads = max(0, room - order.num_samples)
-    return Steps(
-        num_steps=order.num_batches,
-        num_last=order.global_batch_size - pads if order.num_batches else 0,
-        num_pads=pads,
-        num_left_out=max(0, order.num_samples - room),
-    )
+    return {
+        "num_steps": order.num_batches,
+        "num_last": order.global_batch_size - pads if order.num_batches else 0,
+        "num_pads": pads,
+        "num_left_out": max(0, order.num_samples - room),
+    }
 
 
 def gap_factor(order: Order) -> float:
@@ -118,23 +94,23 @@ def gap_factor(order: Order) -> float:
     return float((reads.stop - reads.start)[once].sum() / reads.num_samples[once].sum())
 
 
-def mixing_of(order: Order, num_classes: int) -> Mixing:
-    """The mean of eleven batches; 100 steps apart if the epoch has at least 1,200 steps."""
+def mixing_of(order: Order, num_classes: int) -> dict[str, float]:
+    """The mean number of classes in eleven batches; 100 steps apart if the epoch has at least 1,200
+    steps.
+
+    `worst` is for samples stored class by class, measured as in docs/explanation/order.md.
+    `uniform` is for batches drawn from the whole split; real batches come close to it, because a
+    build permutes the samples.
+    """
     every = max(1, min(MEASURED_EVERY, order.num_batches // (NUM_MEASURED + 1)))
-    steps = [
-        step for step in range(every, (NUM_MEASURED + 1) * every, every) if step < order.num_batches
-    ] or [0]
-    batches = (order.batch(0, step) for step in steps)
-    return Mixing(
-        worst=classes_in(
-            (slots.ids[slots.weights > 0] for slots in batches),
-            int(order.first_ids[-1]),
-            num_classes,
-        ),
-        uniform=classes_expected(
-            order.num_samples, min(order.global_batch_size, order.num_samples), num_classes
-        ),
-    )
+    stop = min(order.num_batches, (NUM_MEASURED + 1) * every)
+    batches = (order.batch(0, step) for step in range(every, stop, every) or [0])
+    ids = (slots.ids[slots.weights > 0] for slots in batches)
+    size = min(order.global_batch_size, order.num_samples)
+    return {
+        "worst": classes_in(ids, int(order.first_ids[-1]), num_classes),
+        "uniform": classes_expected(order.num_samples, size, num_classes),
+    }
 
 
 def classes_in(batches: Iterable[np.ndarray], num_samples: int, num_classes: int) -> float:
@@ -148,14 +124,6 @@ def classes_expected(num_samples: int, batch_size: int, num_classes: int) -> flo
     """Mean number of classes in a batch drawn from all samples without replacement, if all classes
     are equal.
     """
-    others = num_samples - num_samples / num_classes
-    if batch_size > others:
-        return float(num_classes)
-    log = math.lgamma  # binomial coefficients of millions exceed a float
-    missed = (
-        log(others + 1)
-        - log(others - batch_size + 1)
-        - log(num_samples + 1)
-        + log(num_samples - batch_size + 1)
-    )
-    return num_classes * (1 - math.exp(missed))
+    left = num_samples - np.arange(batch_size)
+    missed = np.prod(np.maximum(0, 1 - num_samples / num_classes / left))
+    return float(num_classes * (1 - missed))

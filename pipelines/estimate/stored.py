@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from pipelines.config import BareNumbers, BuildConfig
 from pipelines.plan import layout
-from pipelines.plan.splits import refuse_unknown_splits
+from pipelines.plan.planner import refuse_unknown_splits
 from pipelines.split_table import SplitNumbers, of_plan, of_set
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests

@@ -16,7 +16,7 @@ agree:
   WebP lossy with method 4.
 - No metadata is written: no EXIF, no comment, no ICC profile.
 - `jpeg_restart` comes last: every stored JPEG gets restart markers, without loss (see
-  jpeg_restart.py).
+  restart_markers.py).
 """
 
 import io
@@ -26,7 +26,7 @@ from typing import Any
 from PIL import Image, features
 from PIL.ImageFile import ImageFile
 
-from pipelines.images import jpeg_restart
+from pipelines.images import restart_markers
 from pipelines.images.check import check_sides, is_stored_unchanged, marks_of
 from pipelines.images.options import CMYK_TO_RGB, DEFAULTS, ImageOptions, resized, stored_field
 from shardset.format.images import IMAGE_FIELDS, format_of, masks
@@ -68,7 +68,7 @@ def encode(
     """
     field, content = _encoded(data, examined_field, marks, options)
     return field, (
-        jpeg_restart.add_restart_markers(content)
+        restart_markers.add_restart_markers(content)
         if options.jpeg_restart and field == "jpg"
         else content
     )
@@ -128,7 +128,7 @@ def libraries(options: ImageOptions) -> dict[str, str]:
         "zlib": features.version_codec("zlib"),
         "zlib-ng": features.version_feature("zlib_ng"),
         "libwebp": features.version_module("webp"),
-        **(jpeg_restart.libraries() if options.jpeg_restart else {}),
+        **(restart_markers.libraries() if options.jpeg_restart else {}),
     }
     if versions["libjpeg-turbo"]:
         del versions["libjpeg"]  # the same codec

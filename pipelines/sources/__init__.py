@@ -1,7 +1,6 @@
 """Opens the sources that `pipelines.config` lists. A new one is a module, and a line in both."""
 
 from collections.abc import Callable
-from functools import partial
 
 from pipelines.config import INPUT_OPTIONS, SOURCES, BuildConfig
 from pipelines.sources.base import Source
@@ -21,10 +20,6 @@ from shardset.storage.base import Storage
 from shardset.storage.open import open_file, open_storage
 
 
-def _cifar(kind: type[Cifar10] | type[Cifar100], config: BuildConfig) -> Source:
-    return kind(*kind.find(config.input), "ppm" if config.image.image_format == "ppm" else "png")
-
-
 def _hugging_face(config: BuildConfig) -> Source:
     is_file = config.input.endswith(".parquet")
     storage, file = open_file(config.input) if is_file else (open_storage(config.input), "")
@@ -34,8 +29,8 @@ def _hugging_face(config: BuildConfig) -> Source:
 
 
 OPENERS: dict[str, Callable[[BuildConfig], Source]] = {
-    "cifar10": partial(_cifar, Cifar10),
-    "cifar100": partial(_cifar, Cifar100),
+    "cifar10": lambda config: Cifar10(*Cifar10.find(config.input)),
+    "cifar100": lambda config: Cifar100(*Cifar100.find(config.input)),
     "coco": lambda config: Coco(
         open_storage(config.input),
         "",

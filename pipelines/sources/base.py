@@ -188,7 +188,7 @@ def joined_classes(
     numbers, seen = Counter(info.name for info in new), Counter[str]()
     used = {info.category_id for info in old} - {None}
     for info in new:
-        named = [one.label for one in by_name[info.name] if not (one.wnid and info.wnid)]
+        named = [other.label for other in by_name[info.name] if not (other.wnid and info.wnid)]
         same, category = by_wnid.get(info.wnid or "", named), info.category_id
         if same and len(same) != (1 if category is None else numbers[info.name]):
             raise ConfigError(
@@ -199,15 +199,15 @@ def joined_classes(
         seen[info.name] += 1
         if not same:
             if category is not None and category in used:
-                category = 1 + max(one.category_id or 0 for one in (*classes, *new))
+                category = 1 + max(other.category_id or 0 for other in (*classes, *new))
             used.add(category)
             classes.append(msgspec.structs.replace(info, label=label, category_id=category))
         labels.append(label)
         if info.category_id is not None:
-            if (known := classes[label].category_id) is None:
+            if (stored_id := classes[label].category_id) is None:
                 raise ConfigError(
                     f"class {info.name!r} of the set has no category id, and in the input"
                     f" {info.category_id}; build the set again by --source coco"
                 )
-            ids[info.category_id] = known
+            ids[info.category_id] = stored_id
     return classes, labels, ids

@@ -1,52 +1,38 @@
 """CIFAR-10 and CIFAR-100 as published: the Python version, as an archive or extracted.
 
-A unit is one batch file. The survey reads an archive to its last byte, so that its checksum covers
-what is used; each unit reads it up to the end of its batch, whose checksum the survey took.
-Pictures are encoded here, because no file holds them encoded.
+A unit is one batch file. The survey and each unit read an archive to its last byte, so that its
+checksum covers what is used. Pictures are encoded here, because no file holds them encoded.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from msgspec.structs import asdict
 
-from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit, class_infos
+from pipelines.sources import objects
+from pipelines.sources.base import Extent, RawSample, Spool, Survey, Unit, class_infos
 from pipelines.sources.formats import safe_pickle
 from pipelines.sources.formats.range_file import RangeFile
-from pipelines.sources.formats.records import compact
+from pipelines.sources.formats.record_table import compact
 from pipelines.sources.formats.safe_pickle import text_of
 from pipelines.sources.formats.tar import read_members
-from pipelines.sources.objects import first_names
-from shardset.checksum import crc32c_of
 from shardset.errors import SourceError
 from shardset.format.images import stored_png
 from shardset.storage.base import Stat, Storage, stat_or_none
 from shardset.storage.checked import read_twice
 from shardset.storage.open import open_file, open_storage
 
-ImageFormat = Literal["png", "ppm"]
-
 _NUM_VALUES = 3 * 32 * 32
 _IMAGES_PER_ENCODE = 256
-
-
-class _File(NamedTuple):
-    """A file of the data set and the object that it is in; the content of a batch is b"" outside of
-    an archive.
-    """
-
-    object: Stat
-    content: bytes
 
 
 @dataclass(frozen=True)
 class _Cifar:
     input: Storage
     archive: str | None
-    image_format: ImageFormat = "png"
 
     name: ClassVar[str]
     published: ClassVar[str]
@@ -74,46 +60,53 @@ class _Cifar:
             if any(stat_or_none(folder, batch) for batch in cls.batches):
                 return folder, None
         raise SourceError(
-            f"{url}: no {cls.name} here: found {first_names(storage)}; expected {archive}, the"
-            " Python version, or the folder that it unpacks to"
+            f"{url}: no {cls.name} here: found {objects.first_names(storage)}; expected {archive},"
+            " the Python version, or the folder that it unpacks to"
         )
 
     def survey(self) -> Survey:
         """One unit for each batch file; raises SourceError if one is missing or the archive is
         damaged.
         """
-        files = read_twice(self._files)
-        if missing := [name for name in self._file_names() if name not in files]:
+        wanted, where = [*self.batches, self.names_file], self._where(self.names_file)
+        if self.archive:
+            stat = objects.stat_of(self.input, self.archive, "the Python version")
+            contents = read_twice(lambda: self._read(stat, wanted))
+            stats = dict.fromkeys(contents, stat)
+        else:
+            found = {name: stat_or_none(self.input, name) for name in wanted}
+            stats = {name: stat for name, stat in found.items() if stat}
+            contents = {}
+        if missing := [name for name in wanted if name not in stats]:
             raise SourceError(
-                f"{self._where()}: found {', '.join(sorted(files)) or 'none'} of the files of"
+                f"{self._where()}: found {', '.join(sorted(stats)) or 'none'} of the files of"
                 f" {self.name}, also expected {', '.join(missing)}; download"
                 f" {self.published}.tar.gz again, or name the right --source"
             )
-        where = self._where(self.names_file)
-        fields = safe_pickle.loads(files[self.names_file].content, where)
+        contents = contents or read_twice(
+            lambda: self._read(stats[self.names_file], [self.names_file])
+        )
+        fields = safe_pickle.loads(contents[self.names_file], where)
         names = [
             list(map(text_of, _list_of(str | bytes, fields, field, where)))
             for field in self.columns.values()
         ]
-        units: list[Unit] = [
-            {
-                "batch": batch,
-                "prefix": prefix,
-                "object": asdict(files[batch].object),
-                "crc32c": crc32c_of(files[batch].content),
-                "names": names,
-            }
-            for batch, prefix in self.batches.items()
-        ]
-        stats = [files[name].object for name in self._file_names()]
         return Survey(
-            units=units,
+            units=[
+                {
+                    "batch": batch,
+                    "prefix": prefix,
+                    "object": asdict(stats[batch]),
+                    "names": names,
+                }
+                for batch, prefix in self.batches.items()
+            ],
             classes=class_infos(names[-1]),
             splits=("train", "test"),
-            objects={stat.name: stat.num_bytes for stat in stats},
+            objects={stat.name: stat.num_bytes for stat in stats.values()},
         )
 
-    def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
+    def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample]:
         """The rows of one batch, in order, with their encoded pictures in the spool.
 
         A sample is named BATCH/FILENAME#ROW, because file names repeat. Its key is `train-1-00042`
@@ -121,23 +114,18 @@ class _Cifar:
         """
         batch, names = unit["batch"], unit["names"]
         where = self._where(batch)
-        file = RangeFile(self.input, Stat(**unit["object"]))
-        if self.archive:
-            content = read_members(file, where, [batch], to_end=False).get(batch, b"")
-            if crc32c_of(content) != unit["crc32c"]:
-                raise SourceError(
-                    f"{where}: its CRC32C changed since the survey; download it again"
-                )
-        else:
-            content = file.read()
-        fields = safe_pickle.loads(content, where)
+        fields = safe_pickle.loads(self._read(Stat(**unit["object"]), [batch])[batch], where)
         data = _pixels_in(fields, where)
         filenames = _list_of(str | bytes, fields, "filenames", where, len(data))
         labels = [_list_of(int, fields, field, where, len(data)) for field in self.columns]
-        for of_column, classes in zip(labels, names, strict=True):
-            _check_labels(of_column, len(classes), where)
-        for row, picture in enumerate(_encoded(data, self.image_format)):
-            contents: dict[str, Extent | bytes] = {self.image_format: spool.add(picture)}
+        for column, classes in zip(labels, names, strict=True):
+            if odd := {*column} - {*range(len(classes))}:
+                raise SourceError(
+                    f"{where}: row {column.index(min(odd))}: label {min(odd)}, expected 0 to"
+                    f" {len(classes) - 1}; the file is damaged, download it again"
+                )
+        for row, picture in enumerate(_encoded(data)):
+            contents: dict[str, Extent | bytes] = {"png": spool.add(picture)}
             if len(names) > 1:
                 coarse = labels[0][row]
                 contents["json"] = compact(
@@ -148,35 +136,20 @@ class _Cifar:
                 key=f"{unit['prefix']}-{row:05d}",
                 split=unit["prefix"].partition("-")[0],
                 label=labels[-1][row],
-                image=self.image_format,
+                image="png",
                 fields=contents,
             )
 
-    def _file_names(self) -> list[str]:
-        return [*self.batches, self.names_file]
+    def _read(self, stat: Stat, names: list[str]) -> dict[str, bytes]:
+        """The contents of files of the dataset, all of them in this object."""
+        file = RangeFile(self.input, stat)
+        if self.archive:
+            return read_members(file, self._where(), names)
+        return {stat.name: file.read()}
 
     def _where(self, name: str = "") -> str:
-        if self.archive:
-            return f"{self.input.url}/{self.archive}" + (f": {name}" if name else "")
-        return f"{self.input.url}/{name}" if name else self.input.url
-
-    def _files(self) -> dict[str, _File]:
-        """The files of the data set that are there, by base name, with the contents of those that
-        name classes.
-        """
-        names = self._file_names()
-        if self.archive:
-            stat = stat_or_none(self.input, self.archive)
-            if stat is None:
-                raise SourceError(f"{self._where()}: not there; found {first_names(self.input)}")
-            contents = read_members(RangeFile(self.input, stat), self._where(), names)
-            return {name: _File(stat, content) for name, content in contents.items()}
-        files = {}
-        for name in names:
-            if stat := stat_or_none(self.input, name):
-                is_read = name == self.names_file
-                files[name] = _File(stat, RangeFile(self.input, stat).read() if is_read else b"")
-        return files
+        separator = ": " if self.archive and name else "/"
+        return f"{self.input.url}/{self.archive or ''}{separator}{name}".rstrip("/")
 
 
 class Cifar10(_Cifar):
@@ -207,17 +180,11 @@ class Cifar100(_Cifar):
     columns: ClassVar = {"coarse_labels": "coarse_label_names", "fine_labels": "fine_label_names"}
 
 
-def _encoded(data: np.ndarray, image_format: ImageFormat) -> Iterator[bytes]:
-    """Each picture, of uint8 [rows, 3072] in red, green, blue planes, as a PNG or a binary PPM (P6)
-    file.
-    """
+def _encoded(data: np.ndarray) -> Iterator[bytes]:
+    """Each picture, of uint8 [rows, 3072] in red, green, blue planes, as a PNG."""
     for start in range(0, len(data), _IMAGES_PER_ENCODE):
         planes_NCHW = data[start : start + _IMAGES_PER_ENCODE].reshape(-1, 3, 32, 32)
-        images_NHWC = np.ascontiguousarray(planes_NCHW.transpose(0, 2, 3, 1))
-        if image_format == "png":
-            yield from stored_png.stored(images_NHWC)
-        else:
-            yield from (b"P6\n32 32\n255\n" + image.tobytes() for image in images_NHWC)
+        yield from stored_png.stored(np.ascontiguousarray(planes_NCHW.transpose(0, 2, 3, 1)))
 
 
 def _pixels_in(fields: dict[str, Any], where: str) -> np.ndarray:
@@ -244,12 +211,3 @@ def _list_of(
     if len(value) != (size or len(value)):
         raise SourceError(f"{where}: {len(value)} {field} for {size} pictures; download it again")
     return value
-
-
-def _check_labels(labels: list[int], num_classes: int, where: str) -> None:
-    for row, label in enumerate(labels):
-        if not 0 <= label < num_classes:
-            raise SourceError(
-                f"{where}: row {row}: label {label}, expected 0 to {num_classes - 1}; the file is"
-                " damaged, download it again"
-            )

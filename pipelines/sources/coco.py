@@ -32,9 +32,6 @@ T = TypeVar("T")
 
 PART_BYTES = 64 << 20
 
-_WAITING = 4_000
-"""Annotations in memory that wait until they are written."""
-
 _SHOWN = "id", "image_id", "category_id", "bbox", "name"
 """What a note shows of an annotation or a category."""
 
@@ -102,7 +99,7 @@ class Coco(Listing):
         """
         if not self.annotations:
             raise ConfigError("--source coco needs --annotations FILE, or SPLIT=FILE,SPLIT=FILE")
-        rows, classes, notes = SpilledList(100), list[ClassInfo](), list[str]()
+        rows, classes, notes = SpilledList(), list[ClassInfo](), list[str]()
         groups, used = set[str | None](), set[int | None]()
         masks = self.masks and open_storage(self.masks).url
         for split, path in self.annotations.items():
@@ -115,12 +112,12 @@ class Coco(Listing):
             notes += file.notes()
             groups |= file.groups
             used |= file.used
-        classes.sort(key=lambda one: one.category_id or 0)
+        classes.sort(key=lambda info: info.category_id or 0)
         numbered = [
             msgspec.structs.replace(
-                one, label=label, is_group=one.name in groups and one.category_id not in used
+                info, label=label, is_group=info.name in groups and info.category_id not in used
             )
-            for label, one in enumerate(classes)
+            for label, info in enumerate(classes)
         ]
         return rows, Survey(units=(), classes=numbered, splits=(), notes=notes)
 
@@ -140,13 +137,12 @@ class _File:
     def images(self) -> Iterator[tuple[str, str]]:
         """The path of each image, and its `json`."""
         parts, categories = self._divided()
-        own = [
-            ClassInfo(label=label, name=class_name(one.name), category_id=category)
-            for label, (category, one) in enumerate(sorted(categories.items()))
+        file_classes = [
+            ClassInfo(label=label, name=class_name(category.name), category_id=number)
+            for label, (number, category) in enumerate(sorted(categories.items()))
         ]
-        self.groups = {one.supercategory for one in categories.values() if one.is_grouped}
-        self.classes, _, self._ids = joined_classes(self.classes, own)
-        seen = set[int]()
+        self.groups = {each.supercategory for each in categories.values() if each.is_grouped}
+        self.classes, _, self._ids = joined_classes(self.classes, file_classes)
         for part in parts:
             entries = defaultdict[str, list[list[str]]](list)
             for image, *entry in part:
@@ -163,11 +159,6 @@ class _File:
                         f"{self.path}: {len(heads)} images have the id {image}, expected one"
                     )
                 [(path, head)] = heads
-                if hash(path) in seen:
-                    self._tell(
-                        "files under several ids, each of which is a sample", json.dumps(path)
-                    )
-                seen.add(hash(path))
                 kept = ",".join(filter(None, map(self._kept, texts)))
                 yield path, f'{head[:-1]},"annotations":[{kept}]}}'
         if self._num_annotations and not self._num_kept:
@@ -184,17 +175,17 @@ class _File:
     def _tell(self, what: str, text: str) -> None:
         self._counts[what] += 1
         if self._counts[what] <= _NUM_SHOWN:
-            found = json.loads(text)
-            if isinstance(found, dict):
-                found = {name: found[name] for name in _SHOWN if name in found}
-            self._shown[what].append(f"{json.dumps(found):.120}")
+            entry = json.loads(text)
+            if isinstance(entry, dict):
+                entry = {name: entry[name] for name in _SHOWN if name in entry}
+            self._shown[what].append(f"{json.dumps(entry):.120}")
 
     def _divided(self) -> tuple[list[SpilledList], dict[int, _Category]]:
         """Parts of the file, each with all entries of some images, and the categories."""
         storage, name = open_file(self.path)
         stat = storage.stat(name)
         num_parts = 1 + stat.num_bytes // PART_BYTES
-        parts = [SpilledList(1 + _WAITING // num_parts) for _ in range(num_parts)]
+        parts = [SpilledList() for _ in range(num_parts)]
         categories = dict[int, _Category]()
         for section, text in elements(RangeFile(storage, stat), self.path):
             if section not in _KINDS or text == "null":

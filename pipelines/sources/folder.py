@@ -5,7 +5,7 @@ A unit is a run of the sorted listing.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from glob import glob
 from itertools import zip_longest
@@ -24,7 +24,7 @@ from pipelines.sources.base import (
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, spilled_units
 from shardset.errors import DOCS, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
-from shardset.format.labels import NO_LABEL, class_name
+from shardset.format.labels import class_name
 from shardset.program import count, some_of
 from shardset.storage.base import Stat, Storage
 
@@ -62,42 +62,43 @@ class Folder:
         Raises SourceError if no image is in a class folder, or folders of classes and splits seem
         to be mixed up.
         """
-        listed = _listed(self.input)
-        layout = self._layout(listed)
-        names = sorted({layout.class_of(folder) for folder in listed.folders} - {""})
-        self._check_classes(layout, listed, names)
-        labels = {name: label for label, name in enumerate(names)}
-        label_of = {
-            folder: labels.get(layout.class_of(folder), NO_LABEL) for folder in listed.folders
-        }
-        seen: Counter[tuple[str, int]] = Counter()
+        listed, where = _listed(self.input), self.input.url
+        if not listed.folders:
+            files = f"only {_counts(listed.others)}" if listed.others else "no files there"
+            raise SourceError(
+                f"{where}: {files}; {_LAYOUTS} ({', '.join(FIELD_OF_EXTENSION)}){self._advice}"
+            )
+        tops = {folder.partition("/")[0] for folder in listed.folders} - {*listed.folders}
+        layout = _Layout(any(map(_SPLIT_NAME.fullmatch, tops)), self.class_depth)
+        classes = {folder: layout.class_of(folder) for folder in listed.folders}
+        labels = {name: label for label, name in enumerate(sorted({*classes.values()} - {""}))}
+        self._refuse_folders(layout, listed, labels)
+        seen: Counter[tuple[str, str]] = Counter()
 
         def entries() -> Iterator[Entry]:
             for name, num_bytes, generation in listed.images:
-                label = label_of[_folder_of(name)]
-                if label != NO_LABEL:
+                if folder_class := classes[_folder_of(name)]:
                     split = layout.split_of(name)
-                    seen[split, label] += 1
-                    yield [name, num_bytes, generation, label, split]
+                    seen[split, folder_class] += 1
+                    yield [name, num_bytes, generation, labels[folder_class], split]
 
         units = spilled_units(entries(), self.entries_per_unit)
-        num_loose = len(listed.images) - seen.total()
-        loose = [name for folder, name in listed.folders.items() if label_of[folder] == NO_LABEL]
+        _refuse_other_classes(where, seen)
         notes = [*_others_notes(listed)]
-        if loose:
-            notes.append(f"left out {num_loose} images in no class folder, such as {loose[0]}")
+        if loose := [listed.folders[folder] for folder in classes if not classes[folder]]:
+            number = len(listed.images) - seen.total()
+            notes.append(f"left out {number} images in no class folder, such as {loose[0]}")
         notes += layout.nesting_notes(listed.folders)
-        _refuse_other_classes(self.input.url, seen, names)
-        folders = glob("*/" * layout.num_folders, root_dir=self.input.url)
-        if empty := {layout.class_of(one.rstrip("/")) for one in folders} - {*names}:
+        folders = glob("*/" * layout.num_folders, root_dir=where)
+        if empty := {layout.class_of(folder.rstrip("/")) for folder in folders} - labels.keys():
             notes.append(
                 f"no image in {count(len(empty), 'class folder')}: {some_of(sorted(empty), 5)}"
             )
-        if len(names) == 1 and (advice := self._advice):
-            notes.append(f"{names[0]} is the only class{advice}")
+        if len(labels) == 1 and (advice := self._advice):
+            notes.append(f"{next(iter(labels))} is the only class{advice}")
         return Survey(
             units=units,
-            classes=class_infos(names),
+            classes=class_infos([*labels]),
             splits={split for split, _ in seen},
             notes=notes,
             num_bytes=listed.num_bytes,
@@ -118,57 +119,39 @@ class Folder:
     def _advice(self) -> str:
         return objects.advice_in(self.input, "folder")
 
-    def _layout(self, listed: "_Listed") -> "_Layout":
-        where = self.input.url
-        if not listed.folders:
-            files = f"only {_counts(listed.others)}" if listed.others else "no files there"
-            raise SourceError(
-                f"{where}: {files}; {_LAYOUTS} ({', '.join(FIELD_OF_EXTENSION)})" + self._advice
-            )
-        tops = {folder.partition("/")[0] for folder in listed.folders} - {*listed.folders}
-        return _Layout(any(map(_SPLIT_NAME.fullmatch, tops)), self.class_depth)
-
-    def _check_classes(self, layout: "_Layout", listed: "_Listed", names: list[str]) -> None:
-        where = self.input.url
-        if not names:
-            example = listed.folders[min(listed.folders)]
-            raise SourceError(
-                f"{where}: found images such as {example}; {_LAYOUTS}; name the folder above the"
-                " classes"
-                + (
-                    self._advice
-                    or "; images whose names hold the labels are listed as"
-                    f" {DOCS}/how-to/migrate.md shows"
-                )
-            )
-        self._refuse_lost_classes(layout, listed)
-        if layout.has_splits:
-            return
-        paths = [folder.split("/") for folder in listed.folders if folder]
-        for depth, folders in enumerate(zip_longest(*paths)):
-            found = {*folders} - {None}
-            splits = set(filter(_SPLIT_NAME.fullmatch, found))
-            if splits == found or len(splits) > 1:
-                what = "folders below the classes" if depth else "class folders"
-                raise SourceError(
-                    f"{where}: the {what} look like splits, such as {min(splits)}; {_LAYOUTS}; name"
-                    " the folder with the splits as input, move the splits above the classes, or"
-                    " list the images in a CSV file (--source listing)" + self._advice
-                )
-
-    def _refuse_lost_classes(self, layout: "_Layout", listed: "_Listed") -> None:
-        """Raises SourceError for a class folder with no image by the names, but with files that are
-        no text.
+    def _refuse_folders(
+        self, layout: "_Layout", listed: "_Listed", labels: Collection[str]
+    ) -> None:
+        """Raises SourceError if no image is in a class folder, classes and splits seem to be mixed
+        up, or a class folder has no image by the names, but files that are no text.
         """
+        where = self.input.url
+        if not labels:
+            flat = f"; images whose names hold the labels: see {DOCS}/how-to/migrate.md"
+            raise SourceError(
+                f"{where}: found images such as {listed.folders[min(listed.folders)]}; {_LAYOUTS};"
+                f" name the folder above the classes{self._advice or flat}"
+            )
         kept = set(map(layout.class_folder, listed.folders))
         for (folder, _), stat in listed.firsts.items():
             lost = layout.class_folder(folder)
             if lost not in kept and layout.class_of(folder) and _is_binary(self.input, stat):
                 raise SourceError(
-                    f"{self.input.url}/{lost}: this class has no image by its name, but files such"
-                    f" as {objects.printable(stat.name)}; convert them, rename them if they are of"
-                    f" a format that is read ({', '.join(FIELD_OF_EXTENSION)}), or move the folder"
+                    f"{where}/{lost}: this class has no image by its name, but files such as"
+                    f" {objects.printable(stat.name)}; convert them, rename them if they are of a"
+                    f" format that is read ({', '.join(FIELD_OF_EXTENSION)}), or move the folder"
                     " out of the input"
+                )
+        paths = [folder.split("/") for folder in listed.folders if folder]
+        for depth, names in enumerate([] if layout.has_splits else zip_longest(*paths)):
+            folders = {*names} - {None}
+            splits = set(filter(_SPLIT_NAME.fullmatch, folders))
+            if splits == folders or len(splits) > 1:
+                what = "folders below the classes" if depth else "class folders"
+                raise SourceError(
+                    f"{where}: the {what} look like splits, such as {min(splits)}; {_LAYOUTS}; name"
+                    " the folder with the splits as input, move the splits above the classes, or"
+                    f" list the images in a CSV file (--source listing){self._advice}"
                 )
 
 
@@ -240,18 +223,16 @@ def _listed(storage: Storage) -> _Listed:
     return listed
 
 
-def _refuse_other_classes(
-    where: str, seen: Iterable[tuple[str, int]], names: Sequence[str]
-) -> None:
+def _refuse_other_classes(where: str, seen: Iterable[tuple[str, str]]) -> None:
     """Raises SourceError for a split without any class of the split for training."""
     by_split = defaultdict[str, set[str]](set)
-    for split, label in seen:
-        by_split[split].add(names[label])
-    train = next((some for split, some in by_split.items() if split.lower()[:5] == REST), set())
-    for split, some in by_split.items():
-        if train.isdisjoint(some) and train:
+    for split, name in seen:
+        by_split[split].add(name)
+    train = next((names for split, names in by_split.items() if split.lower()[:5] == REST), set())
+    for split, names in by_split.items():
+        if train and train.isdisjoint(names):
             raise SourceError(
-                f"{where}: no class of split {split} ({some_of(sorted(some), 3)}) is one of"
+                f"{where}: no class of split {split} ({some_of(sorted(names), 3)}) is one of"
                 f" training ({some_of(sorted(train), 3)}); list all images with their labels and"
                 " splits in a CSV file (--source listing)"
             )

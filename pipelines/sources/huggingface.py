@@ -1,8 +1,8 @@
 """Parquet files of a Hugging Face image dataset: a column of images (bytes and path), one of
 labels, any others.
 
-The survey reads the footers, labels and paths, a thousandth of the bytes. A unit is a run of row
-groups; a worker reads its images a few at a time. Checksums of pages are compared where a file has
+The survey reads the footers and labels, a thousandth of the bytes. A unit is a run of row groups; a
+worker reads its images a few at a time. Checksums of pages are compared where a file has
 them, which few have.
 """
 
@@ -11,12 +11,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 from msgspec.structs import asdict
+from pyarrow.parquet import ParquetFile
 
 from pipelines.holdout import REST
 from pipelines.sources import objects
@@ -30,7 +30,7 @@ from pipelines.sources.base import (
 )
 from pipelines.sources.formats import parquet
 from pipelines.sources.formats.range_file import RangeFile
-from pipelines.sources.formats.records import (
+from pipelines.sources.formats.record_table import (
     PATHS,
     Columns,
     Label,
@@ -40,17 +40,16 @@ from pipelines.sources.formats.records import (
     label_in,
     usual_name,
 )
-from pipelines.sources.formats.spilled_list import Entry, SpilledList
+from pipelines.sources.formats.spilled_list import SpilledList
 from shardset.errors import SourceError
 from shardset.format.labels import NO_LABEL, class_name
-from shardset.read.threads import results_in_order
 from shardset.storage.base import Stat, Storage
+from shardset.storage.many import OBJECTS_AT_ONCE, in_order
 
 ROWS_PER_UNIT = 1_000
 
 _IMAGES_AT_ONCE = 16
 _LABELS_AT_ONCE = 10_000
-_SURVEY_THREADS = 16
 _SURVEY_WINDOW = 1 << 16
 """The survey jumps from one label column to the next: a few KiB each."""
 
@@ -82,46 +81,43 @@ class HuggingFace:
     rows_per_unit: int = ROWS_PER_UNIT
 
     def survey(self) -> Survey:
-        """Reads the labels and paths of all rows; raises SourceError if a file is damaged or unlike
-        the others.
+        """Reads the labels of all rows; raises SourceError if a file is damaged or unlike the
+        others.
         """
         files = self._files()
         if not (self.file or self.allow_missing_parts):
             objects.refuse_missing_parts(self.input, [file.stat.name for file in files])
-        rows, without_rows = SpilledList(), list[Unit]()
-        found, num_rows = dict[Label, str](), Counter[str]()
+        all_labels, without_labels = SpilledList(), list[Unit]()
+        first_rows, num_rows = dict[Label, str](), Counter[str]()
         table: ImageTable | None = None
-        scans = (partial(self._scan, file) for file in files)
         # so that the rows of few files wait in memory
-        scanned = results_in_order("hf-survey", _SURVEY_THREADS, scans)
-        for file, (own, row_groups, labels_and_paths) in zip(files, scanned, strict=True):
-            table = table or own
-            if table != own:
+        scanned = in_order(OBJECTS_AT_ONCE, files, lambda file: self._scan(file.stat))
+        for file, (columns, row_groups, labels) in zip(files, scanned, strict=True):
+            table = table or columns
+            if table != columns:
                 raise SourceError(
-                    f"{self.input.url}/{file.stat.name}: it has {own!s:.300}, the first file"
-                    f" {table!s:.300}; expected files of one data set: name one file or folder as"
+                    f"{self.input.url}/{file.stat.name}: it has {columns!s:.300}, the first file"
+                    f" {table!s:.300}; expected files of one dataset: name one file or folder as"
                     " input"
                 )
-            for number, (label, path) in enumerate(labels_and_paths, num_rows[file.split]):
-                if label not in found:
-                    found[label] = f"split {file.split}, row {number}"
-                rows.add(
-                    [label, file.split, f"{file.split}/{objects.key_of(path) or f'{number:07d}'}"]
-                )
-            num_rows[file.split] += len(labels_and_paths)
-            without_rows += _units(file, row_groups, self.rows_per_unit)
+            first_in_split = num_rows[file.split]
+            for number, label in enumerate(labels, first_in_split):
+                if label not in first_rows:
+                    first_rows[label] = f"split {file.split}, row {number}"
+                all_labels.add(label)
+            num_rows[file.split] += len(labels)
+            for unit in _units(row_groups, self.rows_per_unit):
+                place = {"object": asdict(file.stat), "split": file.split}
+                without_labels.append({**unit, **place, "first_in_split": first_in_split})
         assert table is not None
-        names, refusal = list(table.names), ""
+        names, refusal = [*table.names], ""
         if not names:
-            names, refusal = class_names(found, self.input.url)
-        labels: dict[Label, int] = {name: label for label, name in enumerate(names)}
-        units, remaining = SpilledList(1), iter(rows)
-        for unit in without_rows:
-            entries = [
-                [labels.get(label, label), split, key]
-                for label, split, key in islice(remaining, unit["num_rows"])
-            ]
-            units.add({**unit, "rows": entries})
+            names, refusal = class_names(first_rows, self.input.url)
+        numbers: dict[Label, int] = {name: label for label, name in enumerate(names)}
+        units, remaining = SpilledList(), iter(all_labels)
+        for unit in without_labels:
+            rows = islice(remaining, unit["num_rows"])
+            units.add({**unit, "labels": [numbers.get(label, label) for label in rows]})
         return Survey(
             units=units,
             classes=class_infos(names),
@@ -135,18 +131,39 @@ class HuggingFace:
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """The rows of a run of row groups, in order, with their images in the spool."""
         stat = Stat(**unit["object"])
-        where = f"{self.input.url}/{stat.name}"
+        where, split, first_row = f"{self.input.url}/{stat.name}", unit["split"], unit["first_row"]
         with RangeFile(self.input, stat) as file:
             opened = parquet.open_parquet(file, where)
-            table = ImageTable.of(opened.schema_arrow, self.image_column, self.label_column, where)
-            columns, row_groups = [table.columns.path, *table.extra], range(*unit["row_groups"])
+            table = self._table(opened, where)
+            columns = [table.columns.path, *table.extra]
             records = parquet.records(
-                opened, where, columns=columns, row_groups=row_groups, batch_size=_IMAGES_AT_ONCE
+                opened,
+                where,
+                columns=columns,
+                row_groups=range(*unit["row_groups"]),
+                batch_size=_IMAGES_AT_ONCE,
             )
-            for number, (row, record) in enumerate(
-                zip(unit["rows"], records, strict=True), unit["first_row"]
+            for row, (label, record) in enumerate(
+                zip(unit["labels"], records, strict=True), first_row
             ):
-                yield _sample(f"{stat.name}/{number}", row, table, record, spool)
+                image = record[table.columns.path]
+                whole = image if isinstance(image, dict) else {"bytes": image}
+                content, path = whole["bytes"], whole.get("path") or ""
+                name = f"{stat.name}/{row}/{path}" if path else f"{stat.name}/{row}"
+                if not content:
+                    lost = f"its image has no bytes, only the path {path}; {_EMBED}"
+                    yield Rejected(name=name, split=split, reason=lost if path else "empty")
+                    continue
+                key = objects.key_of(path) or f"{unit['first_in_split'] + row:07d}"
+                extra = {column: parquet.json_value(record[column]) for column in table.extra}
+                yield objects.image_sample(
+                    name,
+                    f"{split}/{key}",
+                    split=split,
+                    label=label,
+                    content=spool.add(content),
+                    extra=compact(extra) if extra else "",
+                )
 
     def _files(self) -> list["_File"]:
         """Raises SourceError for files that can't be one data set."""
@@ -174,26 +191,26 @@ class HuggingFace:
             return name == self.file
         return objects.extension(name) == "parquet" and not objects.is_hidden(name)
 
-    def _scan(self, file: "_File") -> tuple["ImageTable", list[int], list[Entry]]:
-        """The schema of a file, the numbers of rows in its row groups, and the label and path of
-        each row.
+    def _scan(self, stat: Stat) -> tuple["ImageTable", list[int], list[Label]]:
+        """The schema of a file, the numbers of rows in its row groups, and the label of each
+        row.
         """
-        where = f"{self.input.url}/{file.stat.name}"
-        with RangeFile(self.input, file.stat, _SURVEY_WINDOW) as opened:
-            footer = parquet.open_parquet(opened, where)
-            table = ImageTable.of(footer.schema_arrow, self.image_column, self.label_column, where)
-            metadata = footer.metadata
-            sizes = [metadata.row_group(n).num_rows for n in range(footer.num_row_groups)]
-            if not table.leaves:
-                return table, sizes, [[NO_LABEL, ""]] * sum(sizes)
-            records = parquet.records(
-                footer, where, columns=table.leaves, batch_size=_LABELS_AT_ONCE
-            )
-            rows = [
-                table.label_and_path(record, f"{where}: row {number}")
-                for number, record in enumerate(records)
+        where = f"{self.input.url}/{stat.name}"
+        with RangeFile(self.input, stat, _SURVEY_WINDOW) as opened:
+            file = parquet.open_parquet(opened, where)
+            table, metadata = self._table(file, where), file.metadata
+            sizes = [metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
+            label = table.columns.label
+            if not label:
+                return table, sizes, [NO_LABEL] * sum(sizes)
+            records = parquet.records(file, where, columns=[label], batch_size=_LABELS_AT_ONCE)
+            labels = [
+                label_in(record[label], f"{where}: row {row}") for row, record in enumerate(records)
             ]
-            return table, sizes, rows
+            return table, sizes, labels
+
+    def _table(self, file: ParquetFile, where: str) -> "ImageTable":
+        return image_table(file.schema_arrow, self.image_column, self.label_column, where)
 
 
 class _File(NamedTuple):
@@ -204,45 +221,14 @@ class _File(NamedTuple):
     folder: str
 
 
-def _sample(
-    name: str,
-    row: Entry,
-    table: "ImageTable",
-    record: dict[str, Any],
-    spool: Spool,
-) -> RawSample | Rejected:
-    label, split, key = row
-    image = record[table.columns.path]
-    whole = image if isinstance(image, dict) else {"bytes": image}
-    content, path = whole["bytes"], whole.get("path")
-    name = f"{name}/{path}" if path else name
-    if not content:
-        reason = f"its image has no bytes, only the path {path}; {_EMBED}" if path else "empty"
-        return Rejected(name=name, split=split, reason=reason)
-    extra = {column: parquet.json_value(record[column]) for column in table.extra}
-    return objects.image_sample(
-        name,
-        key,
-        split=split,
-        label=label,
-        content=spool.add(content),
-        extra=compact(extra) if extra else "",
-    )
-
-
-def _units(file: _File, row_groups: Sequence[int], rows_per_unit: int) -> Iterator[Unit]:
+def _units(row_groups: Sequence[int], rows_per_unit: int) -> Iterator[Unit]:
     """Neighbouring row groups of together at least `rows_per_unit` rows."""
     start, first_row, num_rows = 0, 0, 0
-    for number, size in enumerate(row_groups, start=1):
+    for stop, size in enumerate(row_groups, start=1):
         num_rows += size
-        if num_rows >= rows_per_unit or number == len(row_groups):
-            yield {
-                "object": asdict(file.stat),
-                "row_groups": [start, number],
-                "first_row": first_row,
-                "num_rows": num_rows,
-            }
-            start, first_row, num_rows = number, first_row + num_rows, 0
+        if num_rows >= rows_per_unit or stop == len(row_groups):
+            yield {"row_groups": [start, stop], "first_row": first_row, "num_rows": num_rows}
+            start, first_row, num_rows = stop, first_row + num_rows, 0
 
 
 def _file(stat: Stat) -> _File:
@@ -270,56 +256,36 @@ class ImageTable:
 
     columns: Columns
     names: tuple[str, ...]
-    has_paths: bool
     extra: tuple[str, ...]
     left_out: tuple[str, ...]
-
-    @classmethod
-    def of(
-        cls, schema: pa.Schema, image: str | None, label: str | None, where: str
-    ) -> "ImageTable":
-        """Raises SourceError if there is no column of images, or no telling which one has the
-        labels.
-        """
-        features = _features(schema)
-        class_labels = [
-            name for name, feature in features.items() if feature.get("_type") == "ClassLabel"
-        ]
-        if label is None and len(class_labels) == 1:
-            [label] = class_labels
-        columns = choose_columns(schema.names, _image_column(schema, image, where), label, where)
-        rest = [name for name in schema.names if name not in (columns.path, columns.label)]
-        extra = [name for name in rest if not parquet.holds_bytes(schema.field(name).type)]
-        names = features.get(columns.label, {}).get("names")
-        image_type = schema.field(columns.path).type
-        return cls(
-            columns=columns,
-            names=tuple(class_name(str(name)) for name in names) if isinstance(names, list) else (),
-            has_paths=pa.types.is_struct(image_type)
-            and any(each.name == "path" for each in image_type),
-            extra=tuple(extra),
-            left_out=tuple(name for name in rest if name not in extra),
-        )
-
-    @property
-    def leaves(self) -> list[str]:
-        """The columns that the survey reads."""
-        paths = [f"{self.columns.path}.path"] if self.has_paths else []
-        return [self.columns.label, *paths] if self.columns.label else paths
-
-    def label_and_path(self, record: dict[str, Any], where: str) -> list[Any]:
-        """The label of a row, NO_LABEL if it has none, and the path of its image, "" if it has
-        none.
-        """
-        label = record.get(self.columns.label)
-        path = (record.get(self.columns.path) or {}).get("path") if self.has_paths else None
-        return [label_in(label, where), path or ""]
 
     def notes(self) -> Iterator[str]:
         """Sentences on the columns that were taken, and on those that were not."""
         yield from self.columns.notes()
         if self.left_out:
             yield f"left out the columns {', '.join(self.left_out)}, which hold bytes"
+
+
+def image_table(schema: pa.Schema, image: str | None, label: str | None, where: str) -> ImageTable:
+    """The content of a schema; raises SourceError if there is no column of images, or no telling
+    which one has the labels.
+    """
+    features = _features(schema)
+    class_labels = [
+        name for name, feature in features.items() if feature.get("_type") == "ClassLabel"
+    ]
+    if label is None and len(class_labels) == 1:
+        [label] = class_labels
+    columns = choose_columns(schema.names, _image_column(schema, image, where), label, where)
+    rest = [name for name in schema.names if name not in (columns.path, columns.label)]
+    extra = [name for name in rest if not parquet.holds_bytes(schema.field(name).type)]
+    names = features.get(columns.label, {}).get("names")
+    return ImageTable(
+        columns=columns,
+        names=tuple(class_name(str(name)) for name in names) if isinstance(names, list) else (),
+        extra=tuple(extra),
+        left_out=tuple(name for name in rest if name not in extra),
+    )
 
 
 def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
@@ -341,14 +307,10 @@ def _image_column(schema: pa.Schema, wanted: str | None, where: str) -> str:
             " path); a table of paths is read by --source listing"
         )
     column = wanted or (images[0] if len(images) == 1 else usual_name(images, PATHS))
-    if not column or column not in images:
+    if column is None or column not in images:
+        advice = f", not in {column}; correct" if column else "; choose one by"
         raise SourceError(
-            f"{where}: images are in the columns {', '.join(images)}"
-            + (
-                f", not in {column}; correct --path-column"
-                if column
-                else "; choose one by --path-column"
-            )
+            f"{where}: images are in the columns {', '.join(images)}{advice} --path-column"
         )
     return column
 

@@ -6,11 +6,8 @@ The table is a CSV, JSONL or Parquet file.
 
 import posixpath
 import unicodedata
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
 import msgspec
 
@@ -25,11 +22,10 @@ from pipelines.sources.base import (
     class_infos,
 )
 from pipelines.sources.formats.range_file import RangeFile
-from pipelines.sources.formats.records import (
+from pipelines.sources.formats.record_table import (
     LABELS,
     OTHERS,
     READERS,
-    Columns,
     Label,
     Record,
     choose_columns,
@@ -44,15 +40,16 @@ from pipelines.sources.objects import (
     first_names,
     image_sample,
     key_of,
+    stat_of,
 )
 from shardset.errors import ConfigError, SourceError
 from shardset.format.labels import NO_LABEL
 from shardset.storage.base import Stat, Storage, join, stat_or_none
 from shardset.storage.checked import read_twice
+from shardset.storage.many import REQUESTS_AT_ONCE, in_order
 from shardset.storage.open import is_absolute, open_file
 
 ENTRIES_PER_UNIT = 10_000
-_STAT_THREADS = 32
 
 Listed = tuple[SpilledList, Survey]
 """Rows, and what is known of them all.
@@ -100,19 +97,22 @@ class Listing:
         if not rows:
             raise SourceError(f"{self._where}: no rows, expected one for each image")
         labels = {info.name: info.label for info in survey.classes or ()}
-        splits = set[str]()
-        found: Counter[str] = Counter()
+        empty = "{}" if any(row[4] for row in rows) else ""
+        splits, num_images, num_bytes = set[str](), 0, 0
 
         def entries() -> Iterator[Entry]:
-            for entry in self._entries(rows, labels):
-                _, split, _, _, [(*_, size, generation), *_] = entry
+            nonlocal num_images, num_bytes
+            pinned = in_order(REQUESTS_AT_ONCE, rows, lambda row: (row, self._pins(row)))
+            for (_, label, split, key, extra, _), pins in pinned:
+                _, _, size, generation = pins[0]
                 splits.add(split)
-                found["images"] += generation is not None
-                found["bytes"] += size
-                yield entry
+                num_images += generation is not None
+                num_bytes += size
+                number = labels.get(str(label), NO_LABEL)
+                yield [number, split, key, extra or empty, pins]
 
         units = spilled_units(entries(), self.entries_per_unit)
-        if not found["images"]:
+        if not num_images:
             path = next(iter(rows))[0]
             raise SourceError(
                 f"{self._where}: none of its {len(rows)} images is there, the first not as"
@@ -121,7 +121,7 @@ class Listing:
                 " absolute, or a gs:// URL, written with / and with its extension; the first:"
                 f" {self._why_missing(path)}"
             )
-        return replace(survey, units=units, splits=splits, num_bytes=found["bytes"])
+        return replace(survey, units=units, splits=splits, num_bytes=num_bytes)
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """One sample for each row, pinned to the generations that the survey saw.
@@ -154,12 +154,7 @@ class Listing:
 
     def listed(self) -> Listed:
         """The checked rows; raises SourceError for one that is not what is expected."""
-        listing = stat_or_none(self.input, self.file)
-        if not listing:
-            raise SourceError(
-                f"{self._where}: no such listing; name a .csv, .tsv, .jsonl or .parquet file as"
-                " input"
-            )
+        listing = stat_of(self.input, self.file, "a .csv, .tsv, .jsonl or .parquet file")
         file = RangeFile(self.input, listing)
         table = READERS[extension(self.file)](file, self._where)
         columns = choose_columns(
@@ -171,7 +166,8 @@ class Listing:
         rows, labels = SpilledList(), dict[Label, str]()
         for position, record in table.rows:
             where = f"{self._where}: {position}"
-            path, label, split, key = _row(record, columns, where)
+            path = check_path(_text(record, columns.path, where), where)
+            label = label_in(record.get(columns.label), where) if columns.label else NO_LABEL
             if not columns.label and self.label_column is None and usual_name(record, LABELS):
                 raise SourceError(
                     f"{where}: a label, but {table.header} has none; give all rows a label, or none"
@@ -183,6 +179,7 @@ class Listing:
             used = columns.path, columns.label, *OTHERS, *self.files.values()
             extra = {name: value for name, value in record.items() if name not in used}
             metadata = compact(extra) if extra else ""
+            split, key = _text(record, "split", where), _text(record, "key", where)
             rows.add([path, label, split or REST, key or key_of(path), metadata, files])
             labels.setdefault(label, position)
         names, refusal = class_names(labels, self._where)
@@ -200,16 +197,6 @@ class Listing:
         """The name of an image below the folder of the listing, or else its address."""
         storage, name = open_file(path)
         return join(storage.url, name).removeprefix(f"{self.input.url.rstrip('/')}/")
-
-    def _entries(self, rows: SpilledList, labels: Mapping[str, int]) -> Iterator[Entry]:
-        empty = "{}" if any(row[4] for row in rows) else ""
-        remaining = iter(rows)
-        with ThreadPoolExecutor(_STAT_THREADS) as threads:
-            while some := list(islice(remaining, self.entries_per_unit)):
-                pinned = zip(some, threads.map(self._pins, some), strict=True)
-                for (_, label, split, key, extra, _), pins in pinned:
-                    number = labels.get(str(label), NO_LABEL)
-                    yield [number, split, key, extra or empty, pins]
 
     def _why_missing(self, path: str) -> str:
         """The reason of an image that is missing; a name that looks the same may be there."""
@@ -232,17 +219,8 @@ class Listing:
         ]
 
     def _stat(self, path: str) -> Stat | None:
-        return (
-            stat_or_none(*open_file(path)) if is_absolute(path) else stat_or_none(self.input, path)
-        )
-
-
-def _row(record: Record, columns: Columns, where: str) -> tuple[str, Label, str, str]:
-    """The checked path, label, split and key; texts may be empty."""
-    path = check_path(_text(record, columns.path, where), where)
-    split, key = _text(record, "split", where), _text(record, "key", where)
-    label = label_in(record.get(columns.label), where) if columns.label else NO_LABEL
-    return path, label, split, key
+        folder, name = open_file(path) if is_absolute(path) else (self.input, path)
+        return stat_or_none(folder, name)
 
 
 def _text(record: Record, column: str, where: str) -> str:

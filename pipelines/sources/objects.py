@@ -11,7 +11,7 @@ from pipelines.sources.base import Extent, RawSample
 from shardset.errors import DOCS, ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.program import some_of
-from shardset.storage.base import Storage
+from shardset.storage.base import Stat, Storage, stat_or_none
 from shardset.storage.open import is_address
 
 UNKNOWN_FIELD = "img"
@@ -56,9 +56,9 @@ def refuse_file(path: str, source: str) -> None:
 
 def _advice_on(names: Iterable[str], source: str) -> str:
     for ending, advice in _ADVICE.items():
-        seen = next((name for name in names if re.search(f"({ending})$", name, re.I)), None)
-        if seen and f"--source {source}" not in advice:
-            return f"{printable(seen)} looks like {advice}"
+        alike = [name for name in names if re.search(f"({ending})$", name, re.I)]
+        if alike and f"--source {source}" not in advice:
+            return f"{printable(alike[0])} looks like {advice}"
     return ""
 
 
@@ -72,7 +72,7 @@ def refuse_missing_parts(folder: Storage, names: Iterable[str]) -> None:
             exports[part[1], part[4]].append((int(part[3]), int(part[2])))
     for (stem, rest), parts in exports.items():
         total = max(parts)[0]
-        numbers = {number for of, number in parts if of == total}
+        numbers = {number for num_parts, number in parts if num_parts == total}
         first = int(total in numbers)  # some count from 1
         missing = sorted({*range(first, first + total)} - numbers)
         if missing or len(parts) > total:
@@ -102,10 +102,19 @@ def image_sample(
 
 def refuse_odd_name(folder: Storage, name: str) -> None:
     """Raises SourceError for the name of a local file that is not text."""
-    if not is_text(name):
+    if not name.isascii() and printable(name) != name:
         raise SourceError(
             f"{folder.url}/{printable(name)}: this name is not valid UTF-8; rename the file"
         )
+
+
+def stat_of(storage: Storage, name: str, expected: str) -> Stat:
+    """The facts about a file of the input; raises SourceError if it is not there."""
+    if stat := stat_or_none(storage, name):
+        return stat
+    raise SourceError(
+        f"{storage.url}/{name}: not there, expected {expected}; found {first_names(storage)}"
+    )
 
 
 def first_names(storage: Storage, most: int = 6) -> str:
@@ -132,11 +141,6 @@ def key_of(path: str) -> str:
 def is_hidden(path: str) -> bool:
     """Whether the file or a folder above it starts with a dot."""
     return path.startswith(".") or "/." in path
-
-
-def is_text(path: str) -> bool:
-    """Whether the path is valid Unicode, which the name of a local file need not be."""
-    return path.isascii() or printable(path) == path
 
 
 def printable(path: str) -> str:

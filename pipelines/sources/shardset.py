@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import asdict, replace
 
 from pipelines.sources.base import Extent, RawSample, Spool, Survey, Unit
-from pipelines.sources.webdataset import LOOKED_FOR, image_of, tars_named
+from pipelines.sources.webdataset import LOOKED_FOR, tar_sample, tars_named
 from shardset.errors import SourceError
 from shardset.format import manifest as manifests
 from shardset.format.images import is_image_field
@@ -51,18 +51,9 @@ class ExistingSet:
             in_shards = np.diff(
                 loaded.part(name).selection.num_before(np.cumsum([0, *split.shard_sizes]))
             )
-            units += [
-                {
-                    "tar": asdict(tars[shard.path]),
-                    "split": name,
-                    "shard": number,
-                    "digest": loaded.digest,
-                }
-                for number, (shard, num_samples) in enumerate(
-                    zip(split.shards, in_shards.tolist(), strict=True)
-                )
-                if num_samples
-            ]
+            for number in np.flatnonzero(in_shards).tolist():
+                tar = asdict(tars[split.shards[number].path])
+                units.append({"tar": tar, "split": name, "shard": number, "digest": loaded.digest})
         notes = []
         if loaded.view is not None:
             notes.append(f"made of a view of {whole.digest}: {loaded.view.head.reason}")
@@ -102,19 +93,8 @@ class ExistingSet:
             }
             if first := next(filter(is_image_field, extents), ""):
                 extents[first] = replace(extents[first], crc32c=crc32c)
-            fields: dict[str, Extent | bytes] = {**extents}
-            if "cls" in fields:
-                fields["cls"] = b"%d" % label  # a view may have another, or none
-                if label < 0:
-                    del fields["cls"]
-            yield RawSample(
-                name=f"{tar.name}/{key}",
-                key=key,
-                split=split,
-                label=label,
-                image=image_of(fields),
-                fields=fields,
-            )
+            # a view may have another label, or none
+            yield tar_sample(tar.name, split, key, label, {**extents})
 
 
 def _tars(storage: Storage, manifest: Manifest) -> dict[str, Stat]:

@@ -2,12 +2,11 @@
 Kaggle ships.
 """
 
-import csv
 import io
 import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -17,11 +16,10 @@ from pipelines.sources.formats.tar import read_members
 from shardset.errors import SourceError
 
 WNID = re.compile(r"n\d{8}", re.ASCII)
-VALIDATION_NAME = re.compile(r"ILSVRC2012_val_(\d{8})", re.ASCII)
-MAX_VALIDATION = 1_000_000
 
 _META = "meta.mat"
 _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
+_HEAD = "ImageId,PredictionString"
 _BROKEN = (
     ValueError,
     TypeError,
@@ -39,11 +37,11 @@ _BROKEN = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synsets:
     """The class names by wnid (first word of the synset), and the wnid of each validation image by
-    its number.
+    its file name without extension, such as `ILSVRC2012_val_00000001`.
     """
 
     names: Mapping[str, str]
-    truth: Mapping[int, str]
+    truth: Mapping[str, str]
 
 
 def read_devkit(file: IO[bytes], where: str) -> Synsets:
@@ -58,55 +56,53 @@ def read_devkit(file: IO[bytes], where: str) -> Synsets:
             f"{where}: holds no {' and no '.join(missing)}; fetch the devkit of Task 1 and 2"
         )
     leaves = _leaves(contents[_META], f"{where}: {_META}")
-    wnids = {number: wnid for number, wnid, _ in leaves}
-    truth: dict[int, str] = {}
+    wnids = {str(number): wnid for number, wnid, _ in leaves}
+    truth: dict[str, str] = {}
     for number, line in enumerate(contents[_TRUTH].decode("ascii", "replace").split(), start=1):
-        if not line.isdecimal() or int(line) not in wnids:
+        if line not in wnids:
             raise SourceError(
                 f"{where}: {_TRUTH}: line {number} is {line[:40]!r}, expected an ILSVRC2012_ID of"
                 f" {_META}; fetch it again"
             )
-        truth[number] = wnids[int(line)]
-    return Synsets(names={wnid: _first(words) for _, wnid, words in leaves}, truth=truth)
+        truth[f"ILSVRC2012_val_{number:08d}"] = wnids[line]
+    return Synsets(
+        names={wnid: words.split(",")[0].strip() for _, wnid, words in leaves}, truth=truth
+    )
 
 
 def read_mapping(text: bytes, where: str) -> dict[str, str]:
     """Names by wnid from `LOC_synset_mapping.txt`: lines `n01440764 tench, Tinca tinca`."""
-    names: dict[str, str] = {}
-    for number, line in enumerate(text.decode("utf-8", "replace").splitlines(), start=1):
-        wnid, _, words = line.strip().partition(" ")
-        if not WNID.fullmatch(wnid) or not words:
-            raise SourceError(
-                f"{where}: line {number} is {line!r}, expected `nNNNNNNNN name, other name`"
-            )
-        names[wnid] = _first(words)
-    return names
+    lines = enumerate(text.decode("utf-8", "replace").splitlines(), start=1)
+    return _pairs(lines, r"(n\d{8}) ([^,]+).*", "nNNNNNNNN name, other name", where)
 
 
-def read_solution(text: bytes, where: str) -> dict[int, str]:
+def read_solution(text: bytes, where: str) -> dict[str, str]:
     """The wnid of each validation image from `LOC_val_solution.csv`: rows
     `ILSVRC2012_val_00000001,n01440764 x y w h`.
 
     An image may have several boxes; all of them are of one class.
     """
-    rows = csv.reader(io.StringIO(text.decode("utf-8", "replace")))
-    if (head := next(rows, [])) != ["ImageId", "PredictionString"]:
-        raise SourceError(
-            f"{where}: its head is {head}, expected ImageId,PredictionString; fetch it again"
-        )
-    truth: dict[int, str] = {}
-    for line, row in enumerate(rows, start=2):
-        image = VALIDATION_NAME.fullmatch(row[0]) if len(row) == 2 else None
-        wnid = row[1].split(" ", 1)[0] if image else ""
-        if not image or not WNID.fullmatch(wnid) or not 1 <= int(image[1]) <= MAX_VALIDATION:
-            raise SourceError(
-                f"{where}: line {line} is {row}, expected ILSVRC2012_val_NNNNNNNN,nNNNNNNNN x y w"
-                " h; fetch it again"
-            )
-        truth[int(image[1])] = wnid
+    lines = enumerate(text.decode("utf-8", "replace").splitlines(), start=1)
+    if (head := next(lines, (1, ""))[1]) != _HEAD:
+        raise SourceError(f"{where}: its head is {head!r:.80}, expected {_HEAD}; fetch it again")
+    row = r"(ILSVRC2012_val_\d{8}),(n\d{8})( .*)?"
+    truth = _pairs(lines, row, "ILSVRC2012_val_NNNNNNNN,nNNNNNNNN x y w h", where)
     if not truth:
         raise SourceError(f"{where}: holds no row after its head; fetch it again")
     return truth
+
+
+def _pairs(lines: Iterable[tuple[int, str]], row: str, expected: str, where: str) -> dict[str, str]:
+    """The first two groups of each line."""
+    pairs: dict[str, str] = {}
+    for number, line in lines:
+        found = re.fullmatch(row, line.strip(), re.ASCII)
+        if not found:
+            raise SourceError(
+                f"{where}: line {number} is {line!r:.80}, expected {expected}; fetch it again"
+            )
+        pairs[found[1]] = found[2].strip()
+    return pairs
 
 
 def _leaves(mat: bytes, where: str) -> list[tuple[int, str, str]]:
@@ -114,10 +110,8 @@ def _leaves(mat: bytes, where: str) -> list[tuple[int, str, str]]:
     from scipy.io import loadmat  # not on the workers, which never read the devkit
 
     try:
-        table: Any = loadmat(io.BytesIO(mat), squeeze_me=True, variable_names=["synsets"])[
-            "synsets"
-        ]
-        leaves = [row for row in np.atleast_1d(table) if int(row["num_children"]) == 0]
+        content: Any = loadmat(io.BytesIO(mat), squeeze_me=True, variable_names=["synsets"])
+        leaves = [row for row in np.atleast_1d(content["synsets"]) if int(row["num_children"]) == 0]
         rows = [(int(row["ILSVRC2012_ID"]), str(row["WNID"]), str(row["words"])) for row in leaves]
     except _BROKEN as error:
         raise SourceError(
@@ -126,7 +120,3 @@ def _leaves(mat: bytes, where: str) -> list[tuple[int, str, str]]:
     if not rows or not all(WNID.fullmatch(wnid) for _, wnid, _ in rows):
         raise SourceError(f"{where}: its {len(rows)} classes are not all nNNNNNNNN; fetch it again")
     return rows
-
-
-def _first(words: str) -> str:
-    return words.split(",", 1)[0].strip()

@@ -48,13 +48,13 @@ class Values(NamedTuple):
     read: Read
     rows: dict[str, int] | None = None
 
-    def of(self, keys: Sequence[str], first_id: int) -> Sequence[Value]:
+    def values_of(self, keys: Sequence[str], first_id: int) -> Sequence[Value]:
         """The values of neighbouring samples, None for one without; raises SourceError."""
         if self.rows is None:
             return self.read(range(first_id, first_id + len(keys)))
         rows = [self.rows[key] for key in keys if key in self.rows]
-        found = dict(zip(rows, self.read(rows), strict=True))
-        return [found.get(self.rows.get(key, -1)) for key in keys]
+        values = dict(zip(rows, self.read(rows), strict=True))
+        return [values.get(self.rows.get(key, -1)) for key in keys]
 
 
 def refused(config: ColumnConfig, found: object) -> ConfigError:
@@ -91,9 +91,9 @@ def open_values(config: ColumnConfig, split_sizes: Sequence[int]) -> Values:
         raise refused(config, f"{found}, for {split_sizes} samples (choose one split by --split)")
 
     def read(rows: Sequence[int]) -> Sequence[Value]:
-        own = RangeFile(storage, stat)  # threads of a worker read at once
-        own.seek(start + rows[0] * size)
-        values = np.frombuffer(own.read(len(rows) * size), dtype).reshape(len(rows), *shape[1:])
+        opened = RangeFile(storage, stat)  # threads of a worker read at once
+        opened.seek(start + rows[0] * size)
+        values = np.frombuffer(opened.read(len(rows) * size), dtype).reshape(len(rows), *shape[1:])
         return [np.asarray(value) for value in values]  # a number is an array too
 
     return Values(identity, stat.num_bytes, "npy", read)
@@ -105,20 +105,17 @@ def _table(file: RangeFile, config: ColumnConfig) -> tuple[str, Read, dict[str, 
     """
     with parquet_errors(config.source):
         table = open_parquet(file, config.source).read()
-        for at, kind in enumerate(table.schema.types):
-            if pa.types.is_dictionary(kind):  # such as a categorical of pandas
-                table = table.set_column(
-                    at, table.schema.names[at], table.column(at).cast(kind.value_type)
-                )
-    types = dict(zip(table.schema.names, map(str, table.schema.types), strict=True))
-    name = next((name for name in types if name != "key"), "")
-    kind = re.sub(r"large_|fixed_size_|_view|[<[].*", "", types.get(name, ""))
+        names = [name for name in table.column_names if name != "key"]
+        column = table.column(names[0] if names else 0).combine_chunks()
+        if pa.types.is_dictionary(column.type):  # such as a categorical of pandas
+            column = column.cast(column.type.value_type)
+    kind = re.sub(r"large_|fixed_size_|_view|[<[].*", "", str(column.type))
     extension = {"string": "txt", "binary": "bin"}.get(kind, "npy")
-    if len(types) != 2 or "key" not in types or not _VALUES.fullmatch(kind):
+    if len(names) != 1 or table.num_columns != 2 or not _VALUES.fullmatch(kind):
+        types = dict(zip(table.column_names, map(str, table.schema.types), strict=True))
         raise refused(
             config, f"{types} (expected a column key and one of bytes, texts, numbers or lists)"
         )
-    column = table.column(name).combine_chunks()
 
     def value(scalar: Any) -> Value:
         if not scalar.is_valid:

@@ -27,10 +27,9 @@ from pipelines.sources.base import (
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.tar import (
     header_window,
-    is_passed,
+    located,
     read_member,
     reject_reason,
-    show_passed,
     walk,
 )
 from pipelines.sources.objects import advice_in, is_hidden, refuse_missing_parts, refuse_odd_name
@@ -40,8 +39,8 @@ from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.labels import MAX_LABEL, NO_LABEL, plain_label
 from shardset.format.naming import MANIFEST, is_field, split_member
 from shardset.program import count, some_of
-from shardset.storage.base import Stat, Storage
-from shardset.storage.open import is_address, open_storage
+from shardset.storage.base import Stat, Storage, stat_or_none
+from shardset.storage.open import is_absolute, is_address, open_storage
 
 MAX_EXPANDED = 100_000
 LABEL_FIELDS = ("cls", "label", "json")
@@ -70,17 +69,23 @@ def find_tars(url: str) -> tuple[Storage, tuple[str, ...]]:
     `{a,b}.tar` and `x.tar::y.tar` are several. Raises ConfigError if they have no folder in common,
     SourceError if they are compressed.
     """
-    urls = list(dict.fromkeys(one for part in url.split("::") for one in _expand(part)))
-    for one in urls:
-        _refuse_compressed(one)
-    if len(urls) == 1 and not urls[0].endswith(".tar"):
+    urls = list(dict.fromkeys(name for part in url.split("::") for name in _expand(part)))
+    for name in urls:
+        _refuse_compressed(name)
+        if len(urls) > 1 and not name.endswith(".tar"):
+            raise ConfigError(
+                f"{name}: expected a name that ends in .tar; list tars, or give one folder"
+            )
+    if not urls[0].endswith(".tar"):
         return open_storage(urls[0]), ()
-    if odd := [one for one in urls if not one.endswith(".tar")]:
+    prefix = commonprefix(urls)
+    folder = prefix[: prefix.rfind("/") + 1]
+    is_remote = any(map(is_address, urls))
+    if any(map(is_absolute, urls)) and (is_remote > is_address(folder.rstrip("/")) or not folder):
         raise ConfigError(
-            f"{odd[0]}: expected a name that ends in .tar; list tars, or give one folder"
+            f"{urls[0]} and {urls[-1]} have no folder in common; build them one by one"
         )
-    folder = _common_folder(urls)
-    return open_storage(folder or "."), tuple(one[len(folder) :].lstrip("/") for one in urls)
+    return open_storage(folder or "."), tuple(name.removeprefix(folder) for name in urls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,7 @@ class WebDataset:
 
     def survey(self) -> Survey:
         """The tars with their splits; raises SourceError naming those that are missing."""
-        if not self.tars and any(stat.name == MANIFEST for stat in self.input.list(MANIFEST)):
+        if not self.tars and stat_or_none(self.input, MANIFEST):
             _refuse_shard_set(self.input)
         tars = (
             tars_named(self.input, self.tars)
@@ -204,18 +209,6 @@ def _choices(body: str, pattern: str) -> list[str]:
     )
 
 
-def _common_folder(urls: list[str]) -> str:
-    folder, slash, _ = commonprefix(urls).rpartition("/")
-    remote = any(map(is_address, urls))
-    if (remote and not is_address(folder)) or (
-        not slash and any(url.startswith("/") for url in urls)
-    ):
-        raise ConfigError(
-            f"{urls[0]} and {urls[-1]} have no folder in common; build them one by one"
-        )
-    return folder or slash
-
-
 # The samples of a tar: adjacent members with the same key. Short texts come along; images stay
 # where they are.
 
@@ -244,35 +237,35 @@ def samples_of(
 
     A sample whose key comes again is replaced at the end.
     """
-    left_out: list[tuple[TarGroupMember, str]] = []
-    firsts, replaced = dict[str, TarGroupMember | None](), dict[str, TarGroupMember]()
+    left_out, replaced = list[Rejected](), dict[str, Rejected]()
+    firsts = dict[str, Rejected | None]()
+
+    def rejected(member: TarGroupMember, reason: str, replaces: str = "") -> Rejected:
+        return Rejected(
+            name=f"{tar.name}/{member.name}",
+            split=split,
+            reason=reason,
+            extent=None if member.reason else member.extent,
+            replaces=replaces,
+        )
+
     with RangeFile(storage, tar, header_window(storage)) as file:
         read = partial(_read, storage, tar, file, spool)
         infos = walk(file, f"{storage.url}/{tar.name}")
-        for key, group in grouped(infos, lambda info, why: left_out.append((read(info), why))):
+        for key, group in grouped(
+            infos, lambda info, why: left_out.append(rejected(read(info), why))
+        ):
             members = [*map(read, group)]
-            label = label_of(members)
-            for at, member in enumerate(members):
-                # of a json, which stays where it is
-                if len(member.content or b"") > MAX_INLINE_BYTES:
-                    members[at] = member._replace(content=None)
-            if key in firsts:
-                label = APART
-                if first := firsts[key]:
-                    replaced.setdefault(key, first)
+            label = APART if key in firsts else label_of(members)
+            if isinstance(label, int):
+                firsts[key] = rejected(members[0], APART, f"{tar.name}/{key}")
+                yield tar_sample(tar.name, split, key, label, dict(map(_stored, members)))
             else:
-                firsts[key] = members[0] if isinstance(label, int) else None
-            yield _sample(tar.name, split, key, members, label)
-    for key, first in replaced.items():
-        yield Rejected(
-            name=f"{tar.name}/{first.name}",
-            split=split,
-            reason=APART,
-            extent=first.extent,
-            replaces=f"{tar.name}/{key}",
-        )
-    for member, reason in left_out:
-        yield _sample(tar.name, split, "", [member], reason)
+                if first := firsts.setdefault(key):
+                    replaced[key] = first
+                yield rejected(members[0], label)
+    yield from replaced.values()
+    yield from left_out
 
 
 def grouped(
@@ -304,11 +297,8 @@ def _read(
     """
     reason, field = reject_reason(info), split_member(info.name)[1].lower()
     is_kept = not reason and info.size <= _READ_BYTES.get(field, -1)
-    extent = Extent(tar.name, tar.generation, info.offset_data, info.size)
-    content = b""
-    if is_passed(info, storage):
-        extent, content = show_passed(file, extent, spool)
-    elif is_kept:
+    extent, content = located(file, storage, tar, info, spool)
+    if is_kept and not content:
         content = read_member(file, info)
     return TarGroupMember(
         name=info.name,
@@ -319,41 +309,27 @@ def _read(
     )
 
 
-def _sample(
-    tar: str, split: str, key: str, members: Sequence[TarGroupMember], label: int | str
-) -> RawSample | Rejected:
-    """The sample with that label, or Rejected if it is the reason."""
-    fields: dict[str, Extent | bytes] = {
-        member.field: member.extent if member.content is None else member.content
-        for member in members
-    }
-    if isinstance(label, int):
-        if "cls" in fields and label < 0:
-            del fields["cls"]
-        elif "cls" in fields:
-            fields["cls"] = b"%d" % label  # others write it with white space or leading zeros
-        label = label if fields else "has only a cls of -1, which says that there is no label"
-    if isinstance(label, str):
-        first = members[0]
-        return Rejected(
-            name=f"{tar}/{first.name}",
-            split=split,
-            reason=label,
-            extent=None if first.reason else first.extent,
-        )
-    return RawSample(
-        name=f"{tar}/{key}",
-        key=key,
-        split=split,
-        label=label,
-        image=image_of(fields),
-        fields=fields,
-    )
+def _stored(member: TarGroupMember) -> tuple[str, Extent | bytes]:
+    """The field of a member, and what a sample has in it: short texts as bytes."""
+    content = member.content
+    if content is None or len(content) > MAX_INLINE_BYTES:
+        return member.field, member.extent
+    return member.field, content
 
 
-def image_of(fields: Iterable[str]) -> str:
-    """The field of the image of a sample with these fields, "" if it has none."""
-    return next((field for field in fields if field in FIELD_OF_EXTENSION), "")
+def tar_sample(
+    tar: str, split: str, key: str, label: int, fields: dict[str, Extent | bytes]
+) -> RawSample:
+    """The sample of a tar with these fields, whose `cls` becomes the label, without white space and
+    leading zeros.
+    """
+    if "cls" in fields and label >= 0:
+        fields["cls"] = b"%d" % label
+    elif "cls" in fields:
+        del fields["cls"]
+    image = next((field for field in fields if field in FIELD_OF_EXTENSION), "")
+    name = f"{tar}/{key}"
+    return RawSample(name=name, key=key, split=split, label=label, image=image, fields=fields)
 
 
 def label_of(members: Sequence[TarGroupMember]) -> int | str:
@@ -370,13 +346,15 @@ def label_of(members: Sequence[TarGroupMember]) -> int | str:
     by_name = dict(zip(names, members, strict=True))
     if len(by_name) != len(names):
         return f"has the field {max(names, key=names.count)!r} twice"
-    cls, own, metadata = map(by_name.get, LABEL_FIELDS)
+    cls, label_field, metadata = map(by_name.get, LABEL_FIELDS)
     if cls:
         label = plain_label(cls.content)
         if label is None or not NO_LABEL <= label <= MAX_LABEL:
             return (
                 f"cls is {(cls.content or b'...')[:40]!r}, expected a label from 0 to {MAX_LABEL}"
             )
+        if label == NO_LABEL and len(names) == 1:
+            return "has only a cls of -1, which says that there is no label"
         return label
     value: Any = None
     if metadata and metadata.content is not None:
@@ -385,5 +363,7 @@ def label_of(members: Sequence[TarGroupMember]) -> int | str:
         except (ValueError, RecursionError) as error:
             return f"json can't be parsed ({error})"
     named = map(value.get, ("label", "cls")) if isinstance(value, dict) else ()
-    labels = map(plain_label, (own and own.content, *named))
-    return next((one for one in labels if one is not None and 0 <= one <= MAX_LABEL), NO_LABEL)
+    labels = map(plain_label, (label_field and label_field.content, *named))
+    return next(
+        (label for label in labels if label is not None and 0 <= label <= MAX_LABEL), NO_LABEL
+    )

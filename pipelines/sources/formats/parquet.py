@@ -63,24 +63,19 @@ def records(
         batches = file.iter_batches(
             batch_size, row_groups=[number], columns=list(columns), use_threads=False
         )
-        while (batch := _next(batches, place)) is not None:
+        while True:
+            with parquet_errors(place):
+                batch = next(batches, None)
+            if batch is None:
+                break
             num_rows += len(batch)
-            values = [_values(batch, name, place) for name in batch.schema.names]
-            yield from (
-                dict(zip(batch.schema.names, row, strict=True)) for row in zip(*values, strict=True)
-            )
+            names, values = batch.schema.names, []
+            for name in names:
+                with parquet_errors(f"{place}, column {name}"):
+                    values.append(batch.column(name).to_pylist())
+            yield from (dict(zip(names, row, strict=True)) for row in zip(*values, strict=True))
         if num_rows != (listed := file.metadata.row_group(number).num_rows):
             raise SourceError(f"{place}: {num_rows} rows, its footer says {listed}; {_ADVICE}")
-
-
-def _next(batches: Iterator[pa.RecordBatch], place: str) -> pa.RecordBatch | None:
-    with parquet_errors(place):
-        return next(batches, None)
-
-
-def _values(batch: pa.RecordBatch, name: str, place: str) -> list[Any]:
-    with parquet_errors(f"{place}, column {name}"):
-        return list(batch.column(name).to_pylist())
 
 
 def is_bytes(kind: pa.DataType) -> bool:

@@ -71,17 +71,15 @@ class Ranges(io.RawIOBase):
         self.position = stop
         data = self._read(start, stop)
         if self.stat.crc32c and start <= self.num_summed < stop:
-            self._add_up(data[self.num_summed - start :])
+            self.crc = extend_crc32c(self.crc, data[self.num_summed - start :])
+            self.num_summed = stop
+            crc32c = crc32c_text(self.crc)
+            if stop == self.stat.num_bytes and crc32c != self.stat.crc32c:
+                raise SourceError(
+                    f"{self.storage.url}/{self.stat.name}: read with the CRC32C {crc32c}, expected"
+                    f" the bucket's {self.stat.crc32c}; check the network and try again"
+                )
         return data
-
-    def _add_up(self, data: bytes) -> None:
-        self.crc, self.num_summed = extend_crc32c(self.crc, data), self.num_summed + len(data)
-        found = crc32c_text(self.crc)
-        if self.num_summed == self.stat.num_bytes and found != self.stat.crc32c:
-            raise SourceError(
-                f"{self.storage.url}/{self.stat.name}: read with the CRC32C {found}, expected the"
-                f" bucket's {self.stat.crc32c}; check the network and try again"
-            )
 
     def _read(self, start: int, stop: int) -> bytes:
         where = f"{self.storage.url}/{self.stat.name}"

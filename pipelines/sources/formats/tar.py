@@ -17,7 +17,7 @@ from shardset.checksum import crc32c_of
 from shardset.errors import SourceError
 from shardset.format.images import other_file
 from shardset.format.tar import BLOCK, END
-from shardset.storage.base import Storage
+from shardset.storage.base import Stat, Storage
 
 SCATTERED_BYTES = 4096
 """A window for headers that are far apart: what is between them is not worth fetching."""
@@ -26,7 +26,6 @@ MAX_HEADER_BYTES = 1 << 20
 """Limit of all headers of one member, with its long names and the like."""
 
 _REMOTE_BYTES = 8 << 20
-_CHUNK_BYTES = 1 << 20
 _NAME = re.compile(rb"[ -~]+")
 _SIZE = re.compile(rb"[0-7]{11}[\0 ]")
 _SUM = re.compile(rb"[0-7]{6}\0 ")
@@ -53,15 +52,18 @@ def header_window(storage: Storage) -> int:
     return _REMOTE_BYTES if storage.reads_at_once > 1 else SCATTERED_BYTES
 
 
-def is_passed(member: tarfile.TarInfo, storage: Storage) -> bool:
-    """Whether the walk of a tar in a bucket reads the content of a member with the headers."""
-    return storage.is_remote and member.size <= _REMOTE_BYTES and reject_reason(member) is None
+def located(
+    file: BinaryIO, storage: Storage, tar: Stat, member: tarfile.TarInfo, spool: Spool
+) -> tuple[Extent, bytes]:
+    """Where the content of a member is that the walk of `file` has just given.
 
-
-def show_passed(file: BinaryIO, extent: Extent, spool: Spool) -> tuple[Extent, bytes]:
-    """The extent of such a member with its CRC32C, and its content, which the build gets too."""
-    file.seek(extent.offset)
-    content = file.read(extent.num_bytes)
+    In a bucket the walk reads most contents with the headers: then also the content, which the
+    build gets too, and the CRC32C of the extent. Else the content is b"".
+    """
+    extent = Extent(tar.name, tar.generation, member.offset_data, member.size)
+    if not storage.is_remote or member.size > _REMOTE_BYTES or reject_reason(member):
+        return extent, b""
+    content = read_member(file, member)
     extent = replace(extent, crc32c=crc32c_of(content))
     spool.show(extent, content)
     return extent, content
@@ -84,25 +86,28 @@ def walk(
     with `where` and the byte offset, at a damaged header, a cut member, or a missing end mark.
     """
     view = _View(file, start, file.seek(0, 2) if stop is None else stop)
-    at, archive = start, None
-    while True:
-        view.allowance = MAX_HEADER_BYTES
-        try:
-            if archive is None:
-                archive = tarfile.TarFile(
-                    fileobj=cast(BinaryIO, view), encoding="utf-8", errors="backslashreplace"
-                )
-            member = _plain(archive, view) or archive.next()
-        except _BROKEN as error:
-            raise _damage(view, at, where, error) from error
-        at = archive.offset
-        if member is None:
-            break
-        if member.size < 0 or member.offset_data <= member.offset:
+    # for writing, as tarfile sees it, so that it reads no member by itself
+    archive = tarfile.TarFile(
+        fileobj=cast(BinaryIO, view), mode="w", encoding="utf-8", errors="backslashreplace"
+    )
+    at = start
+    while (block := view.read_at(at, BLOCK)).strip(b"\0"):
+        # PAX headers of the whole archive hold for all that follow
+        member = None if archive.pax_headers else _plain(block, at)
+        if member:
+            archive.offset = at + BLOCK + -(-member.size // BLOCK) * BLOCK
+        else:
+            view.seek(at)
+            try:
+                member = tarfile.TarInfo.fromtarfile(archive)
+            except _BROKEN as error:
+                raise _damage(view, at, where, error) from error
+        if member.size < 0 or member.offset_data <= at:
             raise SourceError(
-                f"{where}: member {member.name!r} at byte {member.offset} has the size"
-                f" {member.size}; the archive is damaged, fetch it again"
+                f"{where}: member {member.name!r} at byte {at} has the size {member.size}; the"
+                " archive is damaged, fetch it again"
             )
+        at = archive.offset
         if at > view.stop:
             raise SourceError(
                 f"{where}: cut at byte {view.stop} inside {member.name!r}, which starts at byte"
@@ -110,8 +115,6 @@ def walk(
             )
         if not member.isdir():
             yield member
-        # tarfile keeps every member it has seen; a million of them are a gigabyte.
-        archive.members = []  # type: ignore[attr-defined]
     _check_end(view, at, where)
 
 
@@ -144,9 +147,12 @@ class _View:
 
     def __init__(self, file: BinaryIO, start: int, stop: int) -> None:
         self.file, self.start, self.stop = file, start, stop
+        self.tell = file.tell
+        self.seek(start)
+
+    def seek(self, position: int) -> None:
+        self.file.seek(position)
         self.allowance = MAX_HEADER_BYTES
-        self.tell, self.seek = file.tell, file.seek
-        file.seek(start)
 
     def read(self, num_bytes: int) -> bytes:
         wanted = max(0, min(num_bytes, self.stop - self.file.tell()))
@@ -155,21 +161,18 @@ class _View:
             raise ValueError(f"its extension headers are longer than {MAX_HEADER_BYTES} bytes")
         return self.file.read(wanted)
 
+    def read_at(self, position: int, num_bytes: int) -> bytes:
+        self.seek(position)
+        return self.read(num_bytes)
 
-def _plain(archive: tarfile.TarFile, view: _View) -> tarfile.TarInfo | None:
-    """The next member if a single block describes it, as for nearly every image; saves tarfile's
-    work.
+
+def _plain(block: bytes, at: int) -> tarfile.TarInfo | None:
+    """The member at `at` if this block alone describes it, as for nearly every image; takes a
+    fourth of tarfile's time.
 
     None leaves it to tarfile: an extension header, anything but a plain file, and whatever looks
     odd.
     """
-    is_first = archive.firstmember is not None  # type: ignore[attr-defined]
-    # the first is not handed out yet; PAX headers hold for all that follow
-    if is_first or archive.pax_headers:
-        return None
-    at = archive.offset
-    view.seek(at)
-    block = view.file.read(max(0, min(BLOCK, view.stop - at)))
     name, size, total = block[:100].rstrip(b"\0"), block[124:136], block[148:156]
     is_plain = (
         block[156:157] == tarfile.REGTYPE
@@ -185,17 +188,14 @@ def _plain(archive: tarfile.TarFile, view: _View) -> tarfile.TarInfo | None:
         return None
     member = tarfile.TarInfo(name.decode("ascii"))
     member.size, member.offset, member.offset_data = int(size[:11], 8), at, at + BLOCK
-    archive.offset = member.offset_data + -(-member.size // BLOCK) * BLOCK
     return member
 
 
 def _check_end(view: _View, at: int, where: str) -> None:
-    view.seek(at)
-    mark = view.file.read(max(0, min(len(END), view.stop - at)))
-    if mark != END:
+    if view.read_at(at, len(END)) != END:
         raise _damage(view, at, where, "no end mark")
     at += len(END)
-    while chunk := view.file.read(max(0, min(_CHUNK_BYTES, view.stop - at))):
+    while chunk := view.read_at(at, MAX_HEADER_BYTES):
         if chunk.strip(b"\0"):
             raise SourceError(
                 f"{where}: an end mark before byte {at}, then data; either the archive has a hole"
@@ -206,18 +206,12 @@ def _check_end(view: _View, at: int, where: str) -> None:
 
 def _damage(view: _View, at: int, where: str, cause: object) -> SourceError:
     """The error that says what is at `at` instead of a header or an end mark."""
-    if at >= view.stop:
-        return SourceError(
-            f"{where}: cut at byte {view.stop}: no end mark after the last member; fetch it again"
-        )
-    view.seek(at)
-    block = view.file.read(min(BLOCK, view.stop - at))
-    if at == view.start and (other := other_file(block, "a tar")):
+    block = view.read_at(at, BLOCK)
+    if block and at == view.start and (other := other_file(block, "a tar")):
         return SourceError(f"{where}: {other}")
     if view.stop - at < len(END):
-        return SourceError(
-            f"{where}: cut at byte {view.stop}: {cause} at byte {at}; fetch it again"
-        )
+        what = f"{cause} at byte {at}" if block else "no end mark after the last member"
+        return SourceError(f"{where}: cut at byte {view.stop}: {what}; fetch it again")
     return SourceError(
         f"{where}: bad tar header at byte {at} ({cause}; it starts {block[:16]!r}); the archive is"
         " damaged, fetch it again"
@@ -229,7 +223,6 @@ def read_members(
     where: str,
     names: Collection[str],
     *,
-    to_end: bool = True,
     max_bytes: int = MAX_UNPACKED_BYTES,
 ) -> dict[str, bytes]:
     """The contents of the regular files of these base names in a .tar.gz; missing ones are left
@@ -237,8 +230,7 @@ def read_members(
 
     Ignores folders, links and special files. Raises SourceError if the archive is truncated or
     damaged, holds one of the names twice, or unpacks to more than `max_bytes` (a few kilobytes can
-    unpack to terabytes). Without `to_end` it stops behind the last of the names, so what it has
-    read is not compared with the checksum of the archive.
+    unpack to terabytes).
     """
     contents: dict[str, bytes] = {}
     try:
@@ -255,8 +247,6 @@ def read_members(
                         " archive"
                     )
                 contents[name] = read_member(unpacked, info)
-                if not to_end and len(contents) == len(names):
-                    return contents
             # the walk read to the end, whose checksum igzip has compared, or to the limit
             if unpacked.read(1):
                 raise SourceError(

@@ -30,8 +30,8 @@ from tests.makers.spools import read as samples_of
 PYTHON10, ARCHIVE10 = "cifar-10-batches-py", "cifar-10-python.tar.gz"
 
 
-def opened(kind, path, **options) -> Source:
-    return kind(*kind.find(str(path)), **options)
+def opened(kind, path) -> Source:
+    return kind(*kind.find(str(path)))
 
 
 def read(source):
@@ -88,13 +88,6 @@ def test_keys_tell_batch_and_row_and_names_the_original_file_name_where_there_is
     assert len(set(keys)) == len(set(names)) == len(samples)
 
 
-def test_pictures_can_be_stored_as_ppm(tmp_path):
-    path = put(tmp_path / PYTHON10, python_files(cifar10(1)))
-    [first, *_], spool = read(opened(Cifar10, path, image_format="ppm"))
-    expected = b"P6\n32 32\n255\n" + cifar10(1)[0].pixels(0).tobytes()
-    assert (first.image, spool.content(first.fields["ppm"])) == ("ppm", expected)
-
-
 # --- where the files are
 
 
@@ -115,7 +108,7 @@ def test_input_without_the_files_is_an_error_that_names_what_is_there_and_what_i
     with pytest.raises(SourceError, match=r"found nothing; expected cifar-10-python\.tar\.gz, "):
         Cifar10.find(str(tmp_path))
     (tmp_path / "1.png").write_bytes(b"x")
-    with pytest.raises(SourceError, match=r"cifar\.tgz: not there; found 1\.png"):
+    with pytest.raises(SourceError, match=r"cifar\.tgz: not there, .*; found 1\.png"):
         opened(Cifar10, tmp_path / "cifar.tgz").survey()
 
 

@@ -114,7 +114,7 @@ ADVISED = {
     "parquet": (["parquet/a.parquet"], "folder", "read by --source hf"),
     "tars": (["tars/a.tar"], "hf", "read by --source webdataset"),
     "pictures": (["pictures/cat/1.png"], "webdataset", "class folders are --source folder"),
-    "flat": (["flat/a_1.png"], "folder", "whose names hold the labels are listed as https://"),
+    "flat": (["flat/a_1.png"], "folder", "whose names hold the labels: see https://"),
     "yolo": (
         ["yolo/images/train/1.png", "yolo/labels/train/1.txt"],
         "folder",

@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.sources.imagenet import ImageNet
 from pipelines.sources.synsets import read_mapping, read_solution
-from shardset.errors import ChangedInput, SourceError
+from shardset.errors import SourceError
 from shardset.storage.open import open_storage
 from tests.makers import imagenet as maker
 from tests.makers.spools import contents, everything
@@ -176,7 +176,8 @@ def test_validation_images_without_a_label_are_rejected(tmp_path):
     lines = files["LOC_val_solution.csv"].splitlines(keepends=True)
     files["LOC_val_solution.csv"] = b"".join(line for line in lines if b"val_00000003" not in line)
     _, _, [gap] = everything(source_of(tmp_path / "gap", files))
-    assert gap.reason == "has no label in LOC_val_solution.csv"
+    reason = f"has no label in {DEVKIT} or LOC_val_solution.csv"
+    assert gap.reason == reason
     files = maker.archives(maker.images())
     images = {f"{one.key}.JPEG": one.content for one in maker.images() if one.split == "validation"}
     odd = {"ILSVRC2012_val_00000008.JPEG": b"8", "cat.JPEG": b"c"}
@@ -184,7 +185,7 @@ def test_validation_images_without_a_label_are_rejected(tmp_path):
     _, samples, rejected = everything(source_of(tmp_path, files))
     assert sum(sample.split == "validation" for sample in samples) == len(maker.TRUTH)
     assert [entry.name.rpartition("/")[2] for entry in rejected] == [*odd]
-    assert all("with a number from 1 to 7: no label" in entry.reason for entry in rejected)
+    assert {entry.reason for entry in rejected} == {reason}
 
 
 def test_what_is_in_no_class_folder_or_no_image_is_counted_and_hidden_files_are_ignored(tmp_path):
@@ -197,7 +198,7 @@ def test_what_is_in_no_class_folder_or_no_image_is_counted_and_hidden_files_are_
     }
     survey, samples, rejected = everything(source_of(tmp_path, files))
     assert (len(samples), rejected) == (len(maker.images()), [])
-    assert survey.notes[1:] == [
+    assert survey.notes[:-1] == [
         "left out 2 files in train/ that are no images in folders nNNNNNNNN, such as train/cat.jpg",
         "left out 1 files in val/ that are no images in folders nNNNNNNNN, such as val/x/dog.png",
     ]
@@ -208,14 +209,6 @@ def test_a_file_name_that_is_not_utf8_is_an_error_that_prints_it(tmp_path):
     (tmp_path / "in/train/n01440764" / os.fsdecode(b"k\xe4se.JPEG")).write_bytes(b"1")
     with pytest.raises(SourceError, match=r"k\\xe4se\.JPEG: this name is not valid UTF-8; rename"):
         everything(source)
-
-
-def test_a_class_folder_that_grows_after_the_survey_is_noticed(tmp_path):
-    source = source_of(tmp_path, maker.class_folders(maker.images()))
-    [unit, *_] = source.survey().units
-    (tmp_path / "in" / unit["prefix"] / "new.JPEG").write_bytes(b"1")
-    with pytest.raises(ChangedInput, match="4 images, 3 when it was surveyed"):
-        list(source.index(unit, None))
 
 
 @pytest.mark.parametrize(
@@ -244,7 +237,7 @@ HEAD = b"ImageId,PredictionString\n"
         (read_solution, b"a,b\n", "its head is"),
         (read_solution, HEAD, "no row"),
         (read_solution, HEAD + b"ILSVRC2012_val_00000001,cat 1 2 3 4\n", "line 2"),
-        (read_solution, HEAD + b"ILSVRC2012_val_99999999,n01440764 1 2 3 4\n", "line 2"),
+        (read_solution, HEAD + b"ILSVRC2012_val_1,n01440764 1 2 3 4\n", "line 2"),
     ],
 )
 def test_tables_of_another_shape_are_refused(read, text, says):

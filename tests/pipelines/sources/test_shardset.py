@@ -9,7 +9,6 @@ from pipelines.sources.shardset import ExistingSet
 from shardset.errors import SourceError
 from shardset.format.manifest import load
 from shardset.format.tar import StoredSample
-from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
 from tests.makers.built import HERE, built, config_of
 from tests.makers.shardset import encode, new_set, png_samples, put, write_shard_set
@@ -100,20 +99,10 @@ def a_view():
 
 
 @pytest.mark.parametrize("made", [a_set, adopted_tars, a_view])
-def test_a_build_copies_samples_as_they_are_and_reads_no_byte_more_than_twice(made, monkeypatch):
+def test_a_build_copies_samples_as_they_are(made):
     url, expected = made()
-    folder, output = url.rpartition("/")[0], f"memory://{uuid.uuid4().hex}/out"
-    num_bytes = sum(stat.num_bytes for stat in open_storage(folder).list())
-    num_read, read_range = [], MemoryStorage._read
-
-    def counted(storage, *which):
-        found = read_range(storage, *which)
-        num_read.append(len(found[0]) if storage.url.startswith(folder) else 0)
-        return found
-
-    monkeypatch.setattr(MemoryStorage, "_read", counted)
+    output = f"memory://{uuid.uuid4().hex}/out"
     manifest = built(config_of(url, output, source="shardset"))
-    assert num_bytes < sum(num_read) <= 2.05 * num_bytes
     stored = samples_of(output, manifest, "train")
     assert {key: [*fields.items()] for key, fields in stored.items()} == {
         key: [*fields.items()] for key, fields in expected.items()

@@ -1,5 +1,4 @@
 import io
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,24 +20,6 @@ def storage(tmp_path):
 
 def opened(storage, window=64):
     return RangeFile(storage, storage.stat("a"), window)
-
-
-class Counting:
-    """A storage that notes the ranges that are read."""
-
-    def __init__(self, storage):
-        self.storage, self.url, self.ranges = storage, storage.url, []
-
-    def read(self, name, start, stop, *, generation):
-        self.ranges.append((start, stop))
-        return self.storage.read(name, start, stop, generation=generation)
-
-
-def test_the_rest_of_a_file_is_one_read_and_small_reads_share_a_window(storage):
-    counting: Any = Counting(storage)
-    file = RangeFile(counting, storage.stat("a"), window=100)
-    assert b"".join(file.read(20) for _ in range(4)) + file.read() == CONTENT
-    assert counting.ranges == [(0, 100), (100, len(CONTENT))]
 
 
 @settings(max_examples=40)

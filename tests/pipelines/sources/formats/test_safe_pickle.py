@@ -30,7 +30,7 @@ def test_plain_values_of_python_2_come_back_as_the_standard_unpickler_reads_them
     assert safe_pickle.loads(pickle_of(value), "here") == value
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4])
+@pytest.mark.parametrize("protocol", [3, 4])
 def test_a_pickle_that_was_written_again_by_python_3_is_read_too(protocol):
     array = np.asfortranarray(np.arange(12, dtype=np.uint8).reshape(4, 3))
     value = safe_pickle.loads(
@@ -62,7 +62,7 @@ def test_any_changed_byte_gives_a_value_or_a_source_error(position, byte, size):
 
 # --- Pickles of what ended or held up the process: values nested 120,000 deep, tuples doubled 60
 # times and then hashed, a memo of 2**31 entries, a shape of 100,000 numbers. Small ones stand for
-# them: their kinds are refused, whatever their size, before they are hashed, called or printed.
+# them: they are refused before they are hashed, called or printed.
 
 
 def doubled(times: int) -> bytes:
@@ -75,8 +75,8 @@ ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85U\1b\x87
 DTYPE = b"cnumpy\ndtype\nU\2u1K\0K\1\x87R"
 LONG = b"\x8a\xfa" + 249 * b"\xff" + b"\x7f"
 LONG_TEXT = b"T\1\4\0\0" + 1025 * b"a"
-LATIN1 = b"U\6latin1\x86R"
 UNNEEDED, NO_ARRAY = "an instruction that no batch needs", "an array that is not .rows, values. of"
+BROKEN = "not a whole pickle"
 STATE = b"}U\5stateNs"
 FOREIGN = {
     "a name": (value_of(b"cos\nctermid\n"), r"the name os\.ctermid"),
@@ -88,36 +88,26 @@ FOREIGN = {
         value_of(b"cnumpy\nndarray.__class__.mro\n"),
         r"the name numpy\.ndarray\.__class__\.mro",
     ),
-    "a state for a class": (value_of(b"cnumpy\ndtype\n" + STATE + b"b"), "a state for a type"),
-    "slots for a function": (
+    "a state for a class": (value_of(b"cnumpy\ndtype\n" + STATE + b"b"), BROKEN),
+    "slots for a class": (
         value_of(b"cnumpy.core.multiarray\n_reconstruct\nN" + STATE + b"\x86b"),
-        "a state for a type",
+        BROKEN,
     ),
     "an extension": (b"\x80\2\x82\1.", UNNEEDED),
     "a persistent object": (b"\x80\2Pid\n.", UNNEEDED),
     "an instance": (b"\x80\2(ios\nctermid\n.", UNNEEDED),
     "a long text of digits": (b"\x80\2I" + 100 * b"9" + b"\n.", UNNEEDED),
-    "a key of nested tuples": (dict_of(NESTED_TUPLES, b"N"), "a key of type tuple"),
-    "a key that doubles": (dict_of(doubled(3), b"N"), "a key of type tuple"),
-    "no key": (dict_of(b"N", b"N"), "a key of type NoneType"),
-    "a long key": (dict_of(LONG_TEXT, b"N"), "a key of type bytes, expected a short text"),
+    "a key of nested tuples": (dict_of(NESTED_TUPLES, b"N"), BROKEN),
+    "a key that doubles": (dict_of(doubled(21), b"N"), UNNEEDED),
+    "no key": (dict_of(b"N", b"N"), BROKEN),
     "a list that doubles": (value_of(b"]q\1(h\1h\1e"), "a value of type list"),
     "nested lists": (b"\x80\2" + 3 * b"]" + 2 * b"a" + b".", "a pickled list"),
     "nested states": (b"\x80\2" + 3 * DTYPE + 2 * b"\x85b" + b".", "a pickled _Made"),
     "a long text": (value_of(LONG_TEXT), "a value of type bytes, or a long text"),
-    "a long text that is encoded again and again": (
-        value_of(
-            b"(X\1\4\0\0" + 1025 * b"a" + b"q\0" + 60 * (b"c_codecs\nencode\nh\0" + LATIN1) + b"l",
-        ),
-        "or more than the file has",
-    ),
     "a large number": (b"\x80\2" + LONG + b".", UNNEEDED),
-    "bytes that are not there": (b"\x80\5\x96" + struct.pack("<Q", 9) + b".", UNNEEDED),
-    "a large memo number": (b"\x80\2]r" + struct.pack("<I", 999) + b".", "a pickled list"),
-    "a function that is changed": (
-        value_of(b"c_codecs\nencode\n}b"),
-        "a state for a method",
-    ),
+    "bytes that are not there": (b"\x80\5\x96" + struct.pack("<Q", 9) + b".", BROKEN),
+    "a large memo number": (b"\x80\2]r" + struct.pack("<I", 999) + b".", UNNEEDED),
+    "a function of the standard library": (value_of(b"c_codecs\nencode\n}b"), "the name _codecs"),
     "a shape of many numbers": (
         value_of(ARRAY + b"(K\1(" + 3 * b"K\2" + b"t" + DTYPE + b"\x89U\1atb"),
         NO_ARRAY,
@@ -128,10 +118,6 @@ FOREIGN = {
         NO_ARRAY,
     ),
     "a tuple": (value_of(b"(NNNt"), "a value of type tuple"),
-    "a list that is encoded": (
-        value_of(b"c_codecs\nencode\n]U\1a\x86R"),
-        "not a whole pickle",
-    ),
 }
 
 
@@ -151,8 +137,8 @@ def test_a_file_that_is_larger_than_any_batch_is_refused_unread(monkeypatch):
 PIECES = [
     *(bytes([opcode]) for opcode in b"()]}0Naeldsut\x85\x86\x87Rb\x94\x93"),
     *(number + bytes([at]) for number in (b"q", b"h") for at in (0, 1)),
-    *(ARRAY, DTYPE, LONG, b"c_codecs\nencode\n", b"cnumpy\nndarray\n", b"cos\nctermid\n"),
-    *(b"K\1", b"M\0\4", b"U\1a", b"X\1\0\0\0b", b"C\1c", b"X\6\0\0\0latin1", LONG_TEXT),
+    *(ARRAY, DTYPE, LONG, b"cnumpy\nndarray\n", b"cos\nctermid\n"),
+    *(b"K\1", b"M\0\4", b"U\1a", b"X\1\0\0\0b", b"C\1c", LONG_TEXT),
     *(b"(K\1K\1\x85" + DTYPE + b"\x89U\1xtb", b"I01\n", b"J\xff\xff\xff\xff", b"L1L\n"),
 ]
 

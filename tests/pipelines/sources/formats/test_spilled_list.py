@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.sources.formats import spilled_list
 from pipelines.sources.formats.spilled_list import SpilledList, spilled_units
 from shardset.errors import StorageError
 
@@ -17,13 +18,18 @@ ENTRIES = st.lists(
 
 
 @settings(deadline=None, max_examples=30)
-@given(ENTRIES, st.integers(1, 5), st.integers(1, 7))
-def test_entries_come_back_in_order_and_more_than_once(entries, entries_per_write, size):
-    spilled = SpilledList(entries_per_write)
+@given(ENTRIES, st.integers(1, 50), st.integers(1, 7))
+def test_entries_come_back_in_order_and_more_than_once(entries, num_bytes, size):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spilled_list, "READ_BYTES", num_bytes)
+        check_entries(entries, size)
+
+
+def check_entries(entries, size):
+    spilled = SpilledList()
     for entry in entries:
         spilled.add(entry)
     assert len(spilled) == len(entries)
-    assert len(spilled._last) < entries_per_write  # the others are not in memory
     assert list(zip(spilled, spilled, strict=True)) == list(zip(entries, entries, strict=True))
     units = spilled_units(spilled, size)
     pieces = [entries[start : start + size] for start in range(0, len(entries), size)] or [[]]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from pipelines.images.annotations import (
+from pipelines.images.annotation_geometry import (
     ANNOTATIONS_SCALED,
     ANNOTATIONS_TURNED,
     RLE_LEFT_OUT,

@@ -72,26 +72,26 @@ def fitted(
         return at * after
 
     try:
-        for one in document["annotations"]:
-            if (category := one.get("category_id")) is not None:
-                one["category_id"] = ids.get(int(category), category)
+        for annotation in document["annotations"]:
+            if (category := annotation.get("category_id")) is not None:
+                annotation["category_id"] = ids.get(int(category), category)
             if not is_moved:
                 continue
-            if (bbox := one.get("bbox")) and min(bbox[2:]) > 0:
+            if (bbox := annotation.get("bbox")) and min(bbox[2:]) > 0:
                 left, top, width, height = bbox
                 corners = moved([left, top, left + width, top + height])
-                one["bbox"] = _rounded([corners.min(axis=0), np.ptp(corners, axis=0)])
-            if area := one.get("area"):
-                one["area"] = round(area * float(np.prod(before * after)), _DIGITS)
-            if keypoints := one.get("keypoints"):
+                annotation["bbox"] = _rounded([corners.min(axis=0), np.ptp(corners, axis=0)])
+            if area := annotation.get("area"):
+                annotation["area"] = round(area * float(np.prod(before * after)), _DIGITS)
+            if keypoints := annotation.get("keypoints"):
                 points = np.array(keypoints, float).reshape(-1, 3)
                 points[:, :2] = moved(points[:, :2]) * (points[:, 2:] > 0)
-                one["keypoints"] = _rounded(points)
-            if isinstance(polygons := one.get("segmentation"), dict):
-                del one["segmentation"]
+                annotation["keypoints"] = _rounded(points)
+            if isinstance(polygons := annotation.get("segmentation"), dict):
+                del annotation["segmentation"]
                 marks.add(RLE_LEFT_OUT)
             elif polygons:
-                one["segmentation"] = [_rounded(moved(polygon)) for polygon in polygons]
+                annotation["segmentation"] = [_rounded(moved(polygon)) for polygon in polygons]
         if "width" in document and "height" in document:
             document["width"], document["height"] = stored
         text = json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from pipelines import cli
-from pipelines.images import jpeg_restart
+from pipelines.images import restart_markers
 from pipelines.images.check import examine
 from pipelines.images.encode import encode, libraries
-from pipelines.images.jpeg_restart import add_restart_markers
 from pipelines.images.options import ImageOptions
+from pipelines.images.restart_markers import add_restart_markers
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format.manifest import load
 from tests.makers import odd_images
@@ -122,7 +122,7 @@ def test_the_library_that_decides_the_bytes_is_named_and_its_lack_says_what_to_i
 
 
 def test_a_rewrite_that_would_change_a_coefficient_is_not_used(monkeypatch):
-    monkeypatch.setattr(jpeg_restart, "_equal", lambda before, after: False)
+    monkeypatch.setattr(restart_markers, "_equal", lambda before, after: False)
     assert add_restart_markers(jpeg("4:2:0")) == jpeg("4:2:0")
 
 
@@ -209,25 +209,3 @@ def test_a_progressive_jpeg_without_its_last_scans_stays_because_decoders_smooth
     cut = data[: scans[3]] + b"\xff\xd9"
     assert add_restart_markers(cut) == cut
     assert add_restart_markers(data) != data
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "progressive"])
-def test_a_jpeg_of_an_encoder_is_plain(kind):
-    assert jpeg_restart.is_plain(jpeg(kind))
-    assert jpeg_restart.is_plain(jpeg(kind, comment=b"c", icc_profile=b"p" * 99))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda data: data + b"\0",
-        lambda data: data[:-2] + b"\xff\xc4\0\x02\xff\xd9",
-        lambda data: data[:2] + ADOBE + b"\0" + data[2:],
-        lambda data: data[: len(data) // 2],
-        lambda data: data[:20],
-        lambda data: b"",
-        lambda data: jpeg("progressive"),
-    ],
-)
-def test_a_jpeg_with_anything_else_in_it_is_not(change):
-    assert not jpeg_restart.is_plain(change(jpeg("4:2:0")))

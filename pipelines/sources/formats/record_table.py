@@ -1,5 +1,6 @@
 """Tables as records: CSV, TSV, JSONL and Parquet files, read row by row; errors name the line."""
 
+import codecs
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -7,13 +8,14 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import IO, Any, NamedTuple
 
-from pyarrow.parquet import ParquetFile
+import msgspec
 
 from pipelines.sources.formats import parquet
 from pipelines.sources.objects import extension
 from shardset.errors import SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.labels import MAX_LABEL, NO_LABEL, class_name, plain_label, why_sparse
+from shardset.prepared import JSON_ERRORS
 
 ROWS_PER_BATCH = 1_000
 DELIMITERS = ",;\t"
@@ -22,7 +24,7 @@ Record = dict[str, Any]
 """The values of a row by column."""
 
 
-MAX_LINE_BYTES = 1 << 20
+MAX_CELL_CHARS = 1 << 20
 
 
 class RecordTable(NamedTuple):
@@ -35,14 +37,24 @@ class RecordTable(NamedTuple):
     rows: Iterator[tuple[str, Record]]
 
 
+def _read_csv(file: IO[bytes], where: str) -> RecordTable:
+    lines = _lines(file, where)
+    first = next(lines, "")
+    # As the header has it: spreadsheets write semicolons where the comma is the decimal mark.
+    delimiter = next((mark for mark in DELIMITERS if mark in first), ",")
+    rows = _csv_rows(chain([first], lines), delimiter, where)
+    names = [name.strip() for name in next(rows, (0, [""]))[1]]
+    if len({*names}) < len(names) or "" in names:
+        raise SourceError(
+            f"{where}: line 1: columns {', '.join(names)}; expected a header with path and label,"
+            " optional split and key, and no name twice or empty (pandas leaves out its index by"
+            " to_csv(index=False))"
+        )
+    return RecordTable(names, "line 1", _csv_records(rows, names, where, delimiter))
+
+
 def _lines(file: IO[bytes], where: str) -> Iterator[str]:
-    lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
-    for number, line in enumerate(lines, start=1):
-        if len(line) > MAX_LINE_BYTES:
-            raise SourceError(
-                f"{where}: line {number} has more than {MAX_LINE_BYTES} bytes; leave out columns of"
-                " long texts"
-            )
+    for number, line in enumerate(file, start=1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
@@ -52,36 +64,27 @@ def _lines(file: IO[bytes], where: str) -> Iterator[str]:
         yield text
 
 
-def _read_csv(file: IO[bytes], where: str) -> RecordTable:
-    lines = _lines(file, where)
-    first = next(lines, "")
-    # As the header has it: spreadsheets write semicolons where the comma is the decimal mark.
-    delimiter = next((mark for mark in DELIMITERS if mark in first), ",")
-    csv.field_size_limit(MAX_LINE_BYTES)  # else a cell has at most an eighth of that
-    rows = _csv_rows(chain([first], lines), delimiter, where)
-    header = _check_header(next(rows, (0, []))[1], where)
-    return RecordTable(header, "line 1", _csv_records(rows, header, where, delimiter))
-
-
 def _csv_rows(lines: Iterable[str], delimiter: str, where: str) -> Iterator[tuple[int, list[str]]]:
     """The cells of each row, with the number of its last line."""
-    own: list[str] = []
+    row_lines: list[str] = []
 
     def keep(line: str) -> str:
-        own.append(line)
+        row_lines.append(line)
         return line
 
+    csv.field_size_limit(MAX_CELL_CHARS)  # else an eighth of that
     reader = csv.reader(map(keep, lines), delimiter=delimiter, strict=True)
     try:
         for cells in reader:
-            if len(own) > 1 and all(_is_row(line, delimiter, len(cells)) for line in own):
+            num_lines, last = len(row_lines), reader.line_num
+            if num_lines > 1 and all(_is_row(line, delimiter, len(cells)) for line in row_lines):
                 raise SourceError(
-                    f"{where}: lines {reader.line_num - len(own) + 1} to {reader.line_num} are one"
-                    f" row by their quotes and {len(own)} rows without; save the table as JSONL or"
-                    " Parquet, where a quote is a quote"
+                    f"{where}: lines {last - num_lines + 1} to {last} are one row by their quotes"
+                    f" and {num_lines} rows without; save the table as JSONL or Parquet, where a"
+                    " quote is a quote"
                 )
-            own.clear()
-            yield reader.line_num, cells
+            row_lines.clear()
+            yield last, cells
     except csv.Error as error:
         advice = "correct the line, or leave out columns of long texts"
         raise SourceError(
@@ -110,21 +113,6 @@ def _csv_records(
             yield f"line {line}", dict(zip(header, cells, strict=True))
 
 
-def _check_header(header: list[str], where: str) -> list[str]:
-    names = [name.strip() for name in header]
-    if names[:1] == [""] != names:
-        raise SourceError(
-            f"{where}: line 1: the first column has no name, as the index that pandas writes; leave"
-            " it out by to_csv(index=False)"
-        )
-    if not names or len(set(names)) != len(names) or "" in names:
-        raise SourceError(
-            f"{where}: line 1: columns {', '.join(names) or '(none)'}; expected a header with path"
-            " and label, optional split and key, and no name twice or empty"
-        )
-    return names
-
-
 def _read_jsonl(file: IO[bytes], where: str) -> RecordTable:
     rows = _jsonl_rows(file, where)
     first = next(rows, None)
@@ -135,22 +123,17 @@ def _read_jsonl(file: IO[bytes], where: str) -> RecordTable:
 
 
 def _jsonl_rows(file: IO[bytes], where: str) -> Iterator[tuple[str, Record]]:
-    for number, line in enumerate(_lines(file, where), start=1):
-        if not line.strip():
-            continue
+    for number, line in enumerate(file, start=1):
+        text = line.removeprefix(codecs.BOM_UTF8).strip()
         try:
-            record = json.loads(line)
-            compact(record).encode()  # a lone surrogate or NaN, which json reads, raises here
-        except (ValueError, RecursionError) as error:
+            record = msgspec.json.decode(text, type=Record) if text else None
+        except JSON_ERRORS as error:
             raise SourceError(
-                f"{where}: line {number}: not JSON ({error}); correct the line"
+                f"{where}: line {number}: not a JSON object with path and label ({error}); correct"
+                " the line"
             ) from error
-        if not isinstance(record, dict):
-            raise SourceError(
-                f"{where}: line {number}: a {type(record).__name__}, expected an object with path"
-                " and label"
-            )
-        yield f"line {number}", record
+        if record is not None:
+            yield f"line {number}", record
 
 
 def _read_parquet(file: IO[bytes], where: str) -> RecordTable:
@@ -158,19 +141,17 @@ def _read_parquet(file: IO[bytes], where: str) -> RecordTable:
     schema = table.schema_arrow
     # the index of a pandas frame
     names = [name for name in schema.names if not name.startswith("__index_level_")]
-    for name in names:
-        if parquet.holds_bytes(schema.field(name).type):
-            raise SourceError(
-                f"{where}: column {name} holds bytes; read images in a table by --source hf, and"
-                " leave other bytes out"
-            )
-    return RecordTable(names, "the schema", _parquet_rows(table, names, where))
-
-
-def _parquet_rows(table: ParquetFile, names: list[str], where: str) -> Iterator[tuple[str, Record]]:
-    rows = parquet.records(table, where, columns=names, batch_size=ROWS_PER_BATCH)
-    for number, record in enumerate(rows, start=1):
-        yield f"row {number}", {name: parquet.json_value(record[name]) for name in names}
+    if images := [name for name in names if parquet.holds_bytes(schema.field(name).type)]:
+        raise SourceError(
+            f"{where}: column {images[0]} holds bytes; read images in a table by --source hf, and"
+            " leave other bytes out"
+        )
+    records = parquet.records(table, where, columns=names, batch_size=ROWS_PER_BATCH)
+    rows = (
+        (f"row {number}", {name: parquet.json_value(record[name]) for name in names})
+        for number, record in enumerate(records, start=1)
+    )
+    return RecordTable(names, "the schema", rows)
 
 
 def compact(value: Any) -> str:
@@ -250,27 +231,27 @@ def choose_columns(
     A table without any further column has no labels. Raises SourceError, which begins with `where`
     and lists the columns, if one that was asked for is missing or none has a usual name.
     """
+
+    def refused(what: str) -> SourceError:
+        return SourceError(f"{where}: columns {', '.join(names) or '(none)'}; {what}")
+
     for flag, name in (("--path-column", path), ("--label-column", label)):
         if name and name not in names:
-            raise _no_column(names, where, f"none is called {name!r}; correct {flag}")
+            raise refused(f"none is called {name!r}; correct {flag}")
     free = [name for name in names if name not in OTHERS]
     path = path or usual_name(free, PATHS)
     if not path:
-        raise _no_column(
-            names,
-            where,
-            "expected a header with path and label, optional split and key; name them by "
-            "--path-column and --label-column",
+        raise refused(
+            "expected a header with path and label, optional split and key; name them by"
+            " --path-column and --label-column"
         )
     free = [name for name in free if name != path]
     if label is None:
         label = usual_name(free, LABELS)
     if label is None and free:
-        raise _no_column(
-            names,
-            where,
-            "none is called label; name the one with the classes by --label-column, or give "
-            "--label-column '' for images without labels",
+        raise refused(
+            "none is called label; name the one with the classes by --label-column, or give"
+            " --label-column '' for images without labels"
         )
     return Columns(path, label or "")
 
@@ -325,7 +306,3 @@ def usual_name(names: Iterable[str], usual: Sequence[str]) -> str | None:
     """
     by_usual = {name.strip().casefold(): name for name in reversed([*names])}
     return next((by_usual[name] for name in usual if name in by_usual), None)
-
-
-def _no_column(names: Sequence[str], where: str, what: str) -> SourceError:
-    return SourceError(f"{where}: columns {', '.join(names) or '(none)'}; {what}")
