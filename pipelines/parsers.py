@@ -14,7 +14,7 @@ from pipelines.config import (
 )
 from pipelines.estimate.reading import Reading
 from pipelines.images.options import ImageOptions
-from pipelines.sets.view import Choice
+from pipelines.sets.view_maker import Choice
 from shardset.errors import DOCS
 from shardset.program import Parser, program_parser
 from shardset.settings import add_flags
@@ -228,12 +228,12 @@ def _add_input(build: Parser, where: argparse._ArgumentGroup) -> None:
 def _add_inspect(inspect: Parser) -> None:
     _add_set(inspect)
     inspect.add_argument("--split", help="only this split")
-    one = inspect.add_mutually_exclusive_group()
-    one.add_argument("--shard", type=int, metavar="N", help="the samples of one shard")
-    one.add_argument(
+    which = inspect.add_mutually_exclusive_group()
+    which.add_argument("--shard", type=int, metavar="N", help="the samples of one shard")
+    which.add_argument(
         "--key", help="where the sample with this key is stored, and its original name"
     )
-    one.add_argument("--name", help="the samples made from the input with this original name")
+    which.add_argument("--name", help="the samples made from the input with this original name")
     inspect.add_argument(
         "--class", dest="class_name", metavar="CLASS", help="a class by label, name or wnid"
     )
@@ -241,14 +241,14 @@ def _add_inspect(inspect: Parser) -> None:
 
 def _add_estimate(estimate: Parser) -> None:
     raw = estimate.add_argument_group("one of: an existing set, or bare numbers")
-    one = raw.add_mutually_exclusive_group(required=True)
-    one.add_argument(
+    either = raw.add_mutually_exclusive_group(required=True)
+    either.add_argument(
         "set",
         metavar="MANIFEST",
         nargs="?",
         help="the manifest of an existing set, or its folder",
     )
-    add_flags(one, BareNumbers, ("samples",))
+    add_flags(either, BareNumbers, ("samples",))
     add_flags(raw, BareNumbers, ("mean_bytes", "classes"))
     add_flags(estimate.add_argument_group(SIZES_TITLE), BuildConfig, SIZES)
     how = estimate.add_argument_group("how it is read")

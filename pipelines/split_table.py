@@ -94,8 +94,8 @@ def columns(splits: Iterable[SplitNumbers], size: str = "size") -> dict[str, lis
         }
         for split in splits
     ]
-    found = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
-    return {name: cells for name, cells in found.items() if any(cells)}
+    cells_by_name = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+    return {name: cells for name, cells in cells_by_name.items() if any(cells)}
 
 
 def _spread(smallest: int, largest: int) -> str:

@@ -60,21 +60,23 @@ def arguments(parameters: Sequence[str]) -> list[str]:
     verb = next((value for name, _, value in pairs if name == VERB["name"]), "build")
     if verb not in VERBS:
         raise ConfigError(f"verb is {verb!r}, expected one of {', '.join(VERBS)}")
-    words, flags = [verb, "--no-wait"], _flags(verb)
-    for parameter, (name, _, value) in zip(parameters, pairs, strict=True):
-        flag = flags.get(name)
-        if name == VERB["name"]:
-            continue
-        if flag is None:
-            words.append(parameter)
-        elif not flag.option_strings:
-            words.append(value)
-        elif not _is_switch(flag):
-            words.append(f"{flag.option_strings[0]}={value}")
-        else:  # --name, --no-name
-            yes, no = flag.option_strings
-            words.append({"true": yes, "false": no}.get(value.lower(), f"{yes}={value}"))
-    return words
+    flags = _flags(verb)
+    words = [
+        _word(flags[name], value) if name in flags else parameter
+        for parameter, (name, _, value) in zip(parameters, pairs, strict=True)
+        if name != VERB["name"]
+    ]
+    return [verb, "--no-wait", *words]
+
+
+def _word(flag: argparse.Action, value: str) -> str:
+    """A flag with its value on the command line."""
+    if not flag.option_strings:
+        return value
+    if not _is_switch(flag):
+        return f"{flag.option_strings[0]}={value}"
+    yes, no = flag.option_strings  # --name, --no-name
+    return {"true": yes, "false": no}.get(value.lower(), f"{yes}={value}")
 
 
 def launch(parameters: Sequence[str]) -> int:

@@ -3,59 +3,35 @@ original name.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines import split_table
 from pipelines.check.problems import read_quarantine
-from pipelines.plan.files import in_order
 from shardset.errors import BadTarget, ConfigError
 from shardset.format import manifest as manifests
 from shardset.format.annotations import boxes_in
-from shardset.format.manifest import LoadedSet, Manifest, Shard
-from shardset.format.rows import fields_of, keys_of, numbers, ranges_of
+from shardset.format.columns import listed_columns
+from shardset.format.manifest import LoadedSet, Manifest
+from shardset.format.rows import fields_of, numbers
 from shardset.format.write import class_counts
 from shardset.program import did_you_mean, some_of
-from shardset.read.indexes import read_index
-from shardset.storage.base import Storage
+from shardset.read.query import samples_of
+from shardset.storage.many import in_order
 
 NO_NAME = "original names are not known: no build made these samples"
 _OLDER = "older versions have it as long as they are left: `log SET` lists them, SET@N is one"
 _SHARD_FIELDS = ("path", "num_samples", "num_bytes", "first_id")
-_COPIED = ("key", "name", "label", "width", "height", "serial", "copy")
 MAX_COUNTED = 5_000
 """Boxes are counted in so many samples of a split, because each is a read of its own."""
 
 _MAX_REASONS = 20
 """An error lists this many entries of the quarantine list."""
-
-
-class SampleInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One stored sample. `name` is its name in the raw input, None if no build made it.
-
-    `id` counts over the split, `position` in the shard. `byte_ranges` maps a field to (offset,
-    bytes) in the tar.
-    """
-
-    split: str
-    shard: str
-    number: int
-    position: int
-    id: int
-    key: str
-    name: str | None
-    label: int
-    class_name: str
-    width: int | None
-    height: int | None
-    serial: int
-    copy: int
-    byte_ranges: dict[str, tuple[int, int]]
 
 
 def inspect(
@@ -66,44 +42,27 @@ def inspect(
     key: str | None = None,
     name: str | None = None,
     class_name: str | None = None,
-) -> dict[str, Any] | list[SampleInfo]:
+) -> dict[str, Any] | list[dict[str, Any]]:
     """The answer from the set or view at `url`: samples, or an overview if none are asked for.
 
     At most one of `shard`, `key` and `name`; optionally only in one split or class (a name, a wnid
     or a label). Raises ConfigError if there is no such split, class, shard or sample.
     """
     loaded = manifests.load(url)
-    splits, whole = loaded.manifest.splits, loaded.without_view()
     if split is not None:
         loaded.manifest.split(split)
     label = None if class_name is None else find_label(loaded.manifest, class_name)
-    stored = None if split is None else loaded.stored_split(split)
-    if key is not None:
-        samples = find_key(whole, key, split=stored)
+    tables: Iterable[pa.Table]
+    if shard is not None:
+        tables = _of_shard(loaded, split, shard)
+    elif key is not None:
+        tables = _of_key(loaded, split, key)
     elif name is not None:
-        samples = find_name(whole, name, split=stored)
-    elif shard is not None:
-        if split is None and len(splits) > 1:
-            names = " or --split ".join(sorted(splits))
-            raise ConfigError(f"every split has its own shards; add --split {names}")
-        samples = samples_of_shard(whole, stored or next(iter(whole.manifest.splits)), shard)
+        tables = _of_name(loaded, split, name)
     else:
-        manifest, num_counted = counted(loaded), dict[str, int]()
-        for name in splits if manifest.labels_by_category else ():
-            num_counted[name], boxes = count_boxes(loaded, name)
-            totals = [boxes[info.label] for info in manifest.classes]
-            one = msgspec.structs.replace(manifest.splits[name], class_totals=totals)
-            manifest.splits[name] = one
-        found = overview(manifest, url, split=split, label=label) | {"boxes_in": num_counted}
-        return found if loaded.view is None else found | {"shards": []}
-    if loaded.view is not None:
-        samples = [
-            each
-            for wanted in ([split] if split else splits)
-            for one in samples
-            for each in _in_view(loaded, wanted, one)
-        ]
-    return [sample for sample in samples if label in (None, sample.label)]
+        return overview(loaded, url, split=split, label=label)
+    samples = [sample for rows in tables for sample in _facts_of(loaded.manifest, rows)]
+    return [sample for sample in samples if label in (None, sample["label"])]
 
 
 def counted(loaded: LoadedSet) -> Manifest:
@@ -111,14 +70,8 @@ def counted(loaded: LoadedSet) -> Manifest:
     reads the indexes.
     """
     splits = dict(loaded.manifest.splits)
-    for name, part in loaded.view.splits.items() if loaded.view else ():
-        stored = np.concatenate(
-            [
-                numbers(read_index(loaded.storage, shard, ["label"]), "label")
-                for shard in splits[name].shards
-            ]
-        )
-        labels = part.labels_of(part.rows.ids, stored[part.rows.ids])
+    for name in loaded.view.splits if loaded.view else ():
+        labels = numbers(pa.concat_tables(samples_of(loaded, name, ["label"])), "label")
         totals = class_counts(labels, len(loaded.manifest.classes)).tolist()
         splits[name] = msgspec.structs.replace(
             splits[name], num_samples=len(labels), class_totals=totals
@@ -131,47 +84,44 @@ def count_boxes(loaded: LoadedSet, split: str) -> tuple[int, Counter[int]]:
 
     A sample whose annotations can't be read has none; `verify --deep` names it.
     """
-    storage, part, stored = loaded.storage, loaded.part(split), loaded.manifest.split(split)
+    storage, stored = loaded.storage, loaded.manifest.split(split)
     boxes, num_read = Counter[int](), 0
 
-    def ranges() -> Iterator[tuple[str, int, int]]:
-        for shard in stored.shards[:: -(-stored.num_samples // MAX_COUNTED)]:
-            index = read_index(storage, shard, ["json.offset", "json.bytes", "label"])
-            starts, sizes = ranges_of(index, "json")
-            is_taken = part.selection.has(shard.first_id + np.arange(len(starts)))
-            for offset, size in zip(starts[is_taken], sizes[is_taken], strict=True):
-                yield shard.path, int(offset), int(offset + size)
+    def read(sample: dict[str, Any]) -> bytes:
+        if not sample.get("json.bytes"):
+            return b"{}"
+        start = sample["json.offset"]
+        return storage.read(sample["shard"], start, start + sample["json.bytes"])
 
-    for json in in_order(storage, ranges(), lambda each: storage.read(*each)):
+    some = range(stored.num_shards)[:: -(-stored.num_samples // MAX_COUNTED)]
+    tables = samples_of(loaded, split, ["json.offset", "json.bytes", "label"], some)
+    samples = (sample for rows in tables for sample in rows.to_pylist())
+    for json in in_order(storage.reads_at_once, samples, read):
         num_read += 1
         with suppress(BadTarget):
-            found = boxes_in(json or b"{}", loaded.manifest.labels_by_category)
-            boxes.update(box.label for box in found)
+            annotated = boxes_in(json, loaded.manifest.labels_by_category)
+            boxes.update(box.label for box in annotated)
     return num_read, boxes
 
 
-def _in_view(loaded: LoadedSet, split: str, sample: SampleInfo) -> Iterator[SampleInfo]:
-    """A stored sample with its label in a split of a view; none where it is not in that."""
-    part, ids = loaded.part(split), np.array([sample.id])
-    if loaded.stored_split(split) == sample.split and part.selection.has(ids).item():
-        label = part.labels_of(ids, np.array([sample.label])).item()
-        class_name = loaded.manifest.class_name(label)
-        yield msgspec.structs.replace(sample, split=split, label=label, class_name=class_name)
-
-
 def overview(
-    manifest: Manifest, url: str, *, split: str | None = None, label: int | None = None
+    loaded: LoadedSet, url: str, *, split: str | None = None, label: int | None = None
 ) -> dict[str, Any]:
-    """The JSON of `split` (or all splits) and of the class `label` (or all classes), from the
-    manifest alone.
+    """The JSON of `split` (or all splits) and of the class `label` (or all classes); of a set, from
+    the manifest alone.
 
-    `counts` are samples. In a set of COCO's categories, `inspect` makes them boxes, and `boxes_in`
-    has the number of samples of each split in which it has counted them.
+    `counts` are samples. In a set of COCO's categories, they are boxes, and `boxes_in` has the
+    number of samples of each split in which these were counted.
     """
+    manifest, num_counted = counted(loaded), dict[str, int]()
     splits = dict(manifest.splits) if split is None else {split: manifest.split(split)}
-    totals = {name: one.class_totals for name, one in splits.items()}
+    totals = {name: stored.class_totals for name, stored in splits.items()}
+    for name in splits if manifest.labels_by_category else ():
+        num_counted[name], boxes = count_boxes(loaded, name)
+        totals[name] = [boxes[info.label] for info in manifest.classes]
     return {
         "url": url,
+        "version": manifest.number,
         "digest": manifest.digest,
         "source": manifest.provenance.source,
         "seed": manifest.seed,
@@ -185,10 +135,11 @@ def overview(
         "shards": [
             {"split": name, "number": number}
             | {field: getattr(shard, field) for field in _SHARD_FIELDS}
-            for name, one in splits.items()
-            for number, shard in enumerate(one.shards)
+            for name, stored in splits.items()
+            for number, shard in enumerate(stored.shards if loaded.view is None else ())
         ],
-        "boxes_in": {},
+        "boxes_in": num_counted,
+        "columns": listed_columns(loaded.without_view()),
         "num_quarantined": manifest.quarantine.count,
         "fixes": manifest.fixes,
         "notes": manifest.provenance.notes,
@@ -216,57 +167,49 @@ def find_label(manifest: Manifest, wanted: str) -> int:
     )
 
 
-def samples_of_shard(loaded: LoadedSet, split: str, number: int) -> list[SampleInfo]:
+def _of_shard(loaded: LoadedSet, split: str | None, number: int) -> Iterator[pa.Table]:
     """The samples of one shard in position order; raises ConfigError, NotFound or DamagedShard."""
-    shards = loaded.manifest.split(split).shards
-    if not 0 <= number < len(shards):
+    splits = loaded.manifest.splits
+    if split is None and len(splits) > 1:
+        names = " or --split ".join(sorted(splits))
+        raise ConfigError(f"every split has its own shards; add --split {names}")
+    split = split or next(iter(splits))
+    num_shards = splits[split].num_shards
+    if not 0 <= number < num_shards:
         raise ConfigError(
-            f"no shard {number} in split {split!r}: it has {len(shards)}, numbered 0 to"
-            f" {len(shards) - 1}"
+            f"no shard {number} in split {split!r}: it has {num_shards}, numbered 0 to"
+            f" {num_shards - 1}"
         )
-    index = read_index(loaded.storage, shards[number])
-    return _samples(loaded, split, number, index, range(len(index)))
+    return samples_of(loaded, split, shards=[number])
 
 
-def find_key(loaded: LoadedSet, key: str, *, split: str | None = None) -> list[SampleInfo]:
+def _of_key(loaded: LoadedSet, split: str | None, key: str) -> list[pa.Table]:
     """The sample with that key, and its copies (`KEY@2`); reads the indexes.
 
-    Raises ConfigError if there is none.
+    Raises ConfigError if the whole set has none.
     """
-    wanted = key.encode("utf-8", "surrogateescape")
-
-    def in_shard(name: str, number: int, shard: Shard) -> list[SampleInfo]:
-        index = read_index(loaded.storage, shard)
-        keys = keys_of(index)
-        is_copy = np.char.startswith(keys, wanted + b"@") & (numbers(index, "copy") > 0)
-        rows = np.flatnonzero((keys == wanted) | is_copy).tolist()
-        return _samples(loaded, name, number, index, rows)
-
-    samples = _over_shards(loaded, split, in_shard)
-    if not samples:
+    wanted = key.encode(errors="backslashreplace").decode()
+    is_copy = pc.starts_with(pc.field("key"), f"{wanted}@") & (pc.field("copy") > 0)
+    tables = _where(loaded, split, (pc.field("key") == wanted) | is_copy)
+    if tables is None:
         advice = "look at some keys with --shard 0, or search by --name"
         if manifests.hash_of_key(key) in loaded.manifest.forgotten:
             advice = f"`compact` dropped it; {_OLDER}"
         raise ConfigError(f"no sample has the key {key!r}; {advice}")
-    return samples
+    return tables
 
 
-def find_name(loaded: LoadedSet, name: str, *, split: str | None = None) -> list[SampleInfo]:
+def _of_name(loaded: LoadedSet, split: str | None, name: str) -> list[pa.Table]:
     """All samples made from the raw sample of that original name, or of a name that ends with `/`
     and it.
 
-    Raises ConfigError if no sample is found, with the reason if the raw sample was rejected.
+    Raises ConfigError if the whole set has none, with the reason if the raw sample was rejected.
     """
     manifest, storage, _ = loaded
-
-    def in_shard(split_name: str, number: int, shard: Shard) -> list[SampleInfo]:
-        index = read_index(storage, shard)
-        names = index["name"].to_pylist()
-        rows = [row for row, found in enumerate(names) if f"/{found or ''}".endswith(f"/{name}")]
-        return _samples(loaded, split_name, number, index, rows)
-
-    samples = _over_shards(loaded, split, in_shard)
-    if not samples:
+    wanted = name.encode(errors="backslashreplace").decode()
+    is_end = pc.ends_with(pc.field("name"), f"/{wanted}")
+    tables = _where(loaded, split, (pc.field("name") == wanted) | is_end)
+    if tables is None:
         unknown = (
             f"no sample was made from {name!r}, and {manifest.quarantine.path} does not list it;"
             " check the spelling"
@@ -275,13 +218,26 @@ def find_name(loaded: LoadedSet, name: str, *, split: str | None = None) -> list
             unknown += f", or `compact` dropped it; {_OLDER}"
         if not manifest.has_names:
             unknown = f"{storage.url}: no build made this set, so samples have no names; use --key"
-        raise ConfigError(_why_rejected(storage, manifest, name, split) or unknown)
-    return samples
+        raise ConfigError(_why_rejected(loaded, name, split) or unknown)
+    return tables
 
 
-def _why_rejected(storage: Storage, manifest: Manifest, name: str, split: str | None) -> str:
+def _where(loaded: LoadedSet, split: str | None, condition: pc.Expression) -> list[pa.Table] | None:
+    """The samples for which a condition holds, by shard; None if the whole set has none."""
+    splits = [*loaded.manifest.splits] if split is None else [split]
+    tables = [rows.filter(condition) for name in splits for rows in samples_of(loaded, name)]
+    if any(tables):
+        return tables
+    if loaded.view is None:
+        return None
+    stored = None if split is None else loaded.stored_split(split)
+    return None if _where(loaded.without_view(), stored, condition) is None else []
+
+
+def _why_rejected(loaded: LoadedSet, name: str, split: str | None) -> str:
     """The reasons why the quarantine list has that name; "" if it does not."""
-    entries = read_quarantine(storage, manifest.quarantine) if manifest.quarantine.count else []
+    listed = loaded.manifest.quarantine
+    entries = read_quarantine(loaded.storage, listed) if listed.count else []
     reasons = [
         f"{entry.get('name')} (split {entry.get('split')}): {entry.get('reason')}"
         for entry in entries
@@ -292,42 +248,22 @@ def _why_rejected(storage: Storage, manifest: Manifest, name: str, split: str | 
     if not reasons:
         return ""
     more = f"; and {len(reasons) - _MAX_REASONS:,} more" if len(reasons) > _MAX_REASONS else ""
-    listed = "; ".join(reasons[:_MAX_REASONS])
-    return f"no sample was made from {name!r}; {manifest.quarantine.path} says why: {listed}{more}"
+    first = "; ".join(reasons[:_MAX_REASONS])
+    return f"no sample was made from {name!r}; {listed.path} says why: {first}{more}"
 
 
-def _over_shards(
-    loaded: LoadedSet, split: str | None, in_shard: Callable[[str, int, Shard], list[SampleInfo]]
-) -> list[SampleInfo]:
-    tasks = [
-        (name, number, shard)
-        for name in (loaded.manifest.splits if split is None else [split])
-        for number, shard in enumerate(loaded.manifest.split(name).shards)
-    ]
-    found = in_order(loaded.storage, tasks, lambda task: in_shard(*task))
-    return [sample for samples in found for sample in samples]
+_PLACE = ("split", "shard", "number", "position", "id", "key", "name", "label")
+_ORIGIN = ("width", "height", "serial", "copy")
 
 
-def _samples(
-    loaded: LoadedSet, split: str, number: int, index: pa.Table, rows: Sequence[int]
-) -> list[SampleInfo]:
-    """The samples in some rows of the index of a shard."""
-    shard, fields = loaded.manifest.splits[split].shards[number], fields_of(index.column_names)
-    found = index.take(pa.array(rows, pa.int64())).to_pylist()
-    return [
-        SampleInfo(
-            split=split,
-            shard=shard.path,
-            number=number,
-            position=position,
-            id=shard.first_id + position,
-            class_name=loaded.manifest.class_name(row["label"]),
-            byte_ranges={
-                field: (row[f"{field}.offset"], row[f"{field}.bytes"])
-                for field in fields
-                if row[f"{field}.offset"] is not None
-            },
-            **{name: row[name] for name in _COPIED},
-        )
-        for position, row in zip(rows, found, strict=True)
-    ]
+def _facts_of(manifest: Manifest, rows: pa.Table) -> Iterator[dict[str, Any]]:
+    """What `inspect` says of samples; `byte_ranges` maps a field to (offset, bytes) in the tar."""
+    fields = fields_of(rows.column_names)
+    for row in rows.to_pylist():
+        ranges = {field: (row[f"{field}.offset"], row[f"{field}.bytes"]) for field in fields}
+        yield {
+            **{name: row[name] for name in _PLACE},
+            "class_name": manifest.class_name(row["label"]),
+            **{name: row[name] for name in _ORIGIN},
+            "byte_ranges": {field: place for field, place in ranges.items() if None not in place},
+        }

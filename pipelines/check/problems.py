@@ -25,7 +25,7 @@ class Problem:
 
 def lines_of(problems: Sequence[Problem], most: int, advice: str = "") -> list[str]:
     """A line for each of the first `most` problems, then one on the others, with `advice`."""
-    lines = [printable(f"{one.where}: {one.sentence}") for one in problems[:most]]
+    lines = [printable(f"{problem.where}: {problem.sentence}") for problem in problems[:most]]
     more = len(problems) - len(lines)
     return [*lines, f"... and {more:,} more{advice}"] if more else lines
 

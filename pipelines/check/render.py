@@ -1,16 +1,17 @@
 """Renders the answers of `inspect` as tables for a terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from rich.console import Group, RenderableType
 
-from pipelines.check.inspect import NO_NAME, SampleInfo
+from pipelines.check.inspect import NO_NAME
 from pipelines.split_table import split_table
 from shardset.terminal import plain, table
 
 
-def render(answer: dict[str, Any] | Sequence[SampleInfo]) -> RenderableType:
+def render(answer: dict[str, Any] | Sequence[Mapping[str, Any]]) -> RenderableType:
     """An overview or samples as tables."""
     return render_overview(answer) if isinstance(answer, dict) else render_samples(answer)
 
@@ -32,59 +33,69 @@ def render_overview(overview: dict[str, Any]) -> RenderableType:
         ["split", "shard#", "path", "samples#", "bytes#", "first id#"],
         [tuple(row.values()) for row in overview["shards"]],
     )
-    tables = [split_table("splits", splits), *(one for one in (classes, shards) if one.rows)]
+    tables = [split_table("splits", splits), *(each for each in (classes, shards) if each.rows)]
     fixes = ", ".join(f"{name} {count:,}" for name, count in overview["fixes"].items())
     first = (
-        f"{overview['url']}: from {overview['source']}, seed {overview['seed']}, digest"
-        f" {overview['digest'][:12]}"
+        f"{overview['url']}: version {overview['version']}, from {overview['source']}, seed"
+        f" {overview['seed']}, digest {overview['digest'][:12]}"
     )
     others = [
         f"quarantined: {overview['num_quarantined']:,}",
         f"fixed: {fixes or 'none'}",
+        *_column_lines(overview["columns"]),
         *(f"note: {note}" for note in overview["notes"]),
     ]
     return Group(plain(first), *tables, *map(plain, others))
 
 
-def render_samples(samples: Sequence[SampleInfo]) -> RenderableType:
+def _column_lines(columns: Sequence[dict[str, Any]] | None) -> Iterator[str]:
+    if columns is None:
+        yield "columns: a web server lists none; Stream(columns=...) finds one by its name"
+    for column in columns or ():
+        if "problem" in column:
+            yield f"column {column['problem']}"
+            continue
+        kind = f"{np.dtype(column['dtype'])} {column['shape']}" if column["dtype"] else "bytes"
+        splits = ", ".join(f"{name} {number:,}" for name, number in column["splits"].items())
+        lacking = f"; none of {', '.join(column['lacking'])}" if column["lacking"] else ""
+        yield (
+            f"column {column['name']}: version {column['version']}, {kind}, values of"
+            f" {column['num_values']:,} samples; covers {splits}{lacking}"
+        )
+
+
+def render_samples(samples: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Samples as a table; a single sample as a table of everything known about it."""
     if len(samples) == 1:
         return _sample_table(samples[0])
+    shown = ("split", "number", "position", "key", "name", "label", "class_name")
     rows = [
-        (s.split, s.number, s.position, s.key, s.name or "", s.label, s.class_name,
-         sum(num_bytes for _, num_bytes in s.byte_ranges.values()))
-        for s in samples
-    ]  # fmt: skip
-    found = table(
-        "samples",
-        ["split", "shard#", "position#", "key", "name", "label#", "class", "bytes#"],
-        rows,
-    )
-    return found if all(s.name is not None for s in samples) else Group(found, NO_NAME)
-
-
-def _sample_table(sample: SampleInfo) -> RenderableType:
-    facts = [
-        ("key", sample.key),
-        ("original name", NO_NAME if sample.name is None else sample.name),
-        ("label", f"{sample.label} {sample.class_name}".strip()),
-        (
-            "stored in",
-            (
-                f"{sample.shard} at position {sample.position} (id {sample.id} of split"
-                f" {sample.split})"
-            ),
-        ),
-        (
-            "made from",
-            (
-                f"raw sample {sample.serial} of the"
-                f" split{f', copy {sample.copy}' if sample.copy else ''}"
-            ),
-        ),
-        *(
-            (field, f"{size:,} bytes at {offset:,}")
-            for field, (offset, size) in sample.byte_ranges.items()
-        ),
+        [
+            *("" if sample[fact] is None else sample[fact] for fact in shown),
+            sum(num_bytes for _, num_bytes in sample["byte_ranges"].values()),
+        ]
+        for sample in samples
     ]
-    return table("sample", ["", ""], facts)
+    columns = ["split", "shard#", "position#", "key", "name", "label#", "class", "bytes#"]
+    listed = table("samples", columns, rows)
+    has_names = all(sample["name"] is not None for sample in samples)
+    return listed if has_names else Group(listed, NO_NAME)
+
+
+def _sample_table(sample: Mapping[str, Any]) -> RenderableType:
+    copy = f", copy {sample['copy']}" if sample["copy"] else ""
+    facts = {
+        "key": sample["key"],
+        "original name": NO_NAME if sample["name"] is None else sample["name"],
+        "label": f"{sample['label']} {sample['class_name']}".strip(),
+        "stored in": (
+            f"{sample['shard']} at position {sample['position']} (id {sample['id']} of split"
+            f" {sample['split']})"
+        ),
+        "made from": f"raw sample {sample['serial']} of the split{copy}",
+    }
+    ranges = {
+        field: f"{size:,} bytes at {offset:,}"
+        for field, (offset, size) in sample["byte_ranges"].items()
+    }
+    return table("sample", ["", ""], [*facts.items(), *ranges.items()])

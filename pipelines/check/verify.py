@@ -2,20 +2,20 @@
 
 import multiprocessing
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.check.problems import Problem, check_quarantine, lines_of, problem_of
-from pipelines.check.shard import ShardFindings, ShardTask, check_shard
+from pipelines.check.shard_check import ShardFindings, ShardTask, check_shard
 from pipelines.export.stale import STALE, stale
 from pipelines.images.options import options_to_read
-from pipelines.write import history, replace
+from pipelines.write.set_files import SetFiles, listed_by
 from shardset.errors import ConfigError, DamagedShard, NotFound, StorageError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
@@ -23,9 +23,10 @@ from shardset.format.shards import SHARD_DTYPE
 from shardset.format.table import rows_of
 from shardset.format.write import digest_of_tars
 from shardset.program import count
-from shardset.read.indexes import read_index
+from shardset.read.query import repeated
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_object
+from shardset.storage.many import OBJECTS_AT_ONCE
 
 MEMORY_BYTES = 2 * 2**30
 """Memory for deep verification, which holds one whole tar per worker: limits the number of workers.
@@ -33,7 +34,6 @@ MEMORY_BYTES = 2 * 2**30
 
 _RESTORE = "restore or rebuild the shard set"
 
-SHALLOW_THREADS = 8
 MIN_PROCESS_BYTES = 64 * 2**20
 """A pool of processes takes about a second to start: for fewer bytes of shards, threads are faster.
 """
@@ -82,10 +82,9 @@ def verify(url: str, *, deep: bool, progress: ShowProgress | None = None) -> Ver
     tasks = [
         ShardTask(
             storage=storage,
-            split=name,
+            split_name=name,
+            split=split,
             shard=shard,
-            fields=split.fields,
-            num_source_samples=split.num_source_samples,
             num_classes=len(manifest.classes),
             categories=manifest.labels_by_category,
             image=image,
@@ -105,15 +104,17 @@ def verify(url: str, *, deep: bool, progress: ShowProgress | None = None) -> Ver
     if deep:
         problems += _split_problems(manifest, tasks, checked)
         problems += _repeated_keys(tasks, checked)
+    totals = {
+        name: sum(getattr(findings, name) for findings in checked)
+        for name in ("num_samples", "num_images", "num_bytes")
+    }
     return VerifyReport(
         url=url,
         digest=manifest.digest,
         deep=deep,
         num_shards=len(tasks),
-        num_samples=sum(findings.num_samples for findings in checked),
-        num_images=sum(findings.num_images for findings in checked),
-        num_bytes=sum(findings.num_bytes for findings in checked),
         problems=tuple(problems),
+        **totals,
     )
 
 
@@ -144,7 +145,7 @@ def _check_all(tasks: list[ShardTask], progress: ShowProgress | None) -> list[Sh
 
 def _executor(tasks: list[ShardTask]) -> Executor:
     if not tasks or not tasks[0].deep:
-        return ThreadPoolExecutor(SHALLOW_THREADS)
+        return ThreadPoolExecutor(OBJECTS_AT_ONCE)
     sizes = [task.shard.num_bytes for task in tasks]
     workers = min(os.cpu_count() or 1, len(tasks), max(1, MEMORY_BYTES // max(sizes)))
     # Other processes can't see a memory:// set, and one worker gains nothing from a process.
@@ -170,23 +171,20 @@ def _table_problems(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
                 text = f"its SHA-256 of tars differs from the manifest's; {_RESTORE}"
                 yield Problem(group.table, text)
         sizes = [shard.num_bytes for shard in split.shards]
-        found = sum(sizes), max(sizes)
-        if found != (expected := (split.num_tar_bytes, split.max_tar_bytes)):
+        listed, expected = (sum(sizes), max(sizes)), (split.num_tar_bytes, split.max_tar_bytes)
+        if listed != expected:
             yield Problem(
                 f"split {name}",
-                f"the bytes of its tars and of the largest tar are {found} in the table, the"
+                f"the bytes of its tars and of the largest tar are {listed} in the table, the"
                 f" manifest says {expected}; {_RESTORE}",
             )
 
 
 def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
-    names = set[str]()
+    files, names = SetFiles(storage), set[str]()
     for split in manifest.splits if manifest.is_own else ():
-        is_of_split = re.compile(
-            rf"{split}(-(v[0-9]+-)?[0-9a-f]{{8}})?/.*\.(tar|parquet)"
-        ).fullmatch
         try:
-            names.update(stat.name for stat in storage.list(split) if is_of_split(stat.name))
+            names |= files.shards_of(split)
         except ConfigError:  # a web server, which no reader lists either
             return
         except StorageError as error:
@@ -195,9 +193,7 @@ def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
         newest = manifests.read_head(storage)
         if newest.is_own:
             yield from (Problem(name, STALE) for name in stale(storage, newest))
-    strays = history.unlisted(storage, names - manifests.files_of(manifest))
-    resumed = replace.unfinished_files(storage) if strays else set()  # by the build that wrote them
-    for name in sorted(strays - resumed):
+    for name in sorted(files.strays(names - listed_by(manifest))):
         yield Problem(
             name,
             "is in no version of the set, but a reader that lists the folder would read it; remove "
@@ -209,41 +205,38 @@ def _split_problems(
     manifest: Manifest, tasks: list[ShardTask], checked: list[ShardFindings]
 ) -> Iterator[Problem]:
     for name, split in manifest.splits.items():
-        findings = [one for task, one in zip(tasks, checked, strict=True) if task.split == name]
+        shards = [
+            findings
+            for task, findings in zip(tasks, checked, strict=True)
+            if task.split_name == name
+        ]
         # a damaged shard lacks samples, which has been reported
-        if any(one.problems for one in findings):
+        if any(findings.problems for findings in shards):
             continue
-        labels = sum((one.labels for one in findings), Counter[int]())
-        totals = {
-            f"samples of class {label}": (labels[label], expected)
-            for label, expected in enumerate(split.class_totals)
-        }
-        totals["bytes of samples"] = (
-            sum(one.num_content_bytes for one in findings),
-            split.num_content_bytes,
-        )
-        for what, (found, expected) in totals.items():
-            if found != expected:
+        labels = sum((findings.labels for findings in shards), Counter[int]())
+        num_content_bytes = sum(findings.num_content_bytes for findings in shards)
+        totals = [
+            ("bytes of samples", num_content_bytes, split.num_content_bytes),
+            *(
+                (f"samples of class {label}", labels[label], expected)
+                for label, expected in enumerate(split.class_totals)
+            ),
+        ]
+        for what, total, expected in totals:
+            if total != expected:
                 yield Problem(
                     f"split {name}",
-                    f"holds {found} {what}, the manifest says {expected}; rebuild the set",
+                    f"holds {total} {what}, the manifest says {expected}; rebuild the set",
                 )
 
 
 def _repeated_keys(tasks: list[ShardTask], checked: list[ShardFindings]) -> Iterator[Problem]:
-    """The keys that occur again: by their hashes first, so that a billion keys fit the memory."""
-    hashes = np.concatenate([np.zeros(0, np.uint64), *(one.key_hashes for one in checked)])
-    _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
-    # Equal hashes prove nothing yet: the keys of these samples are read and compared.
-    suspects = np.flatnonzero(counts[inverse] > 1)
-    first_ids = np.cumsum([0, *(len(one.key_hashes) for one in checked)])
-    by_shard = np.split(suspects, np.searchsorted(suspects, first_ids[1:]))
+    """The keys that occur again."""
+    keys = [findings.keys for findings in checked]
+    again = repeated(pa.chunked_array(keys, pa.large_string()))
     first: dict[str, str] = {}
-    for task, first_id, ids in zip(tasks, first_ids, by_shard, strict=False):
-        if not len(ids):
-            continue
-        keys = read_index(task.storage, task.shard, ["key"])["key"].take(ids - first_id)
-        for key in keys.to_pylist():
+    for task, of_shard in zip(tasks, keys, strict=True):
+        for key in of_shard.filter(pc.is_in(of_shard, again)).to_pylist():
             if key in first:
                 text = f"has a sample {key} as {first[key]} has; rebuild the set"
                 yield Problem(task.shard.path, text)

@@ -13,6 +13,7 @@ OpenCLIP: `sizes.json` beside the tars has the samples of each.
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,8 +49,7 @@ def wids_files(manifest: Manifest, prefix: str) -> Iterator[tuple[str, bytes]]:
             for shard in split.shards
         ]
         head = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": name}
-        text = json.dumps(head | {"shardlist": shards}, indent=1, ensure_ascii=False)
-        yield f"wids-{name}.json", f"{text}\n".encode()
+        yield f"wids-{name}.json", _json(head | {"shardlist": shards})
 
 
 def hf_files(manifest: Manifest, prefix: str) -> Iterator[tuple[str, bytes]]:
@@ -103,29 +103,34 @@ def rfdetr_files(manifest: Manifest, prefix: str) -> Iterator[tuple[str, bytes]]
             "category_ids": "remap",
             "samples_per_shard": [shard.num_samples for shard in split.shards],
         }
-        yield f"{name}-index.json", f"{json.dumps(index, indent=1)}\n".encode()
+        yield f"{name}-index.json", _json(index)
 
 
 def openclip_files(manifest: Manifest, prefix: str) -> Iterator[tuple[str, bytes]]:
     """`sizes.json` in each folder of tars; ConfigError for a split without text."""
-    folders: dict[str, dict[str, int]] = {}
+    folders = defaultdict[str, dict[str, int]](dict)
     for name, split in manifest.splits.items():
         if {"txt", "json"}.isdisjoint(split.fields):
             raise ConfigError(f"openclip reads txt or json, and split {name!r} has neither")
         for shard in split.shards:
             folder, _, file = shard.path.rpartition("/")
-            folders.setdefault(folder, {})[file] = shard.num_samples
+            folders[folder][file] = shard.num_samples
     for folder, sizes in folders.items():
-        yield f"{folder}/sizes.json", f"{json.dumps(sizes, indent=1)}\n".encode()
+        yield f"{folder}/sizes.json", _json(sizes)
+
+
+def _json(value: object) -> bytes:
+    return f"{json.dumps(value, indent=1)}\n".encode()
 
 
 def _features_of(manifest: Manifest) -> list[dict[str, Any]] | None:
     """The types of the columns, so that the reader need not guess them from the first samples; None
     if unknown.
     """
-    fields = dict.fromkeys(field for split in manifest.splits.values() for field in split.fields)
     types: dict[str, Any] = {
-        field: _KINDS.get(field.rpartition(".")[2], "binary") for field in fields
+        field: _KINDS.get(field.rpartition(".")[2], "binary")
+        for split in manifest.splits.values()
+        for field in split.fields
     }
     if None in types.values():
         return None
@@ -143,9 +148,3 @@ FORMATS = {
     "openclip": openclip_files,
 }
 """Functions that make a reader's files from a manifest and the prefix that leads to its tars."""
-
-TAKE_URLS = ("wids",)
-"""The readers that take URLs of tars, not only paths relative to their files."""
-
-BESIDE = ("rfdetr", "openclip")
-"""The readers that look for tars only below their file, or beside it."""

@@ -32,13 +32,13 @@ def stale(storage: Storage, newest: Manifest) -> list[str]:
         with suppress(ConfigError):  # a reader that can't read this set
             listed |= {path: _tars_in(path, content) for path, content in make(newest, "")}
     tars = {shard.path.encode() for shard in newest.shards}
-    found = set[str]()
+    names = set[str]()
     for name in {*listed, *_OTHERS, *(stat.name for stat in storage.list("wids-"))}:
         with suppress(NotFound):
             named = _tars_in(name, storage.read(name))
             if named and (named != listed[name] if name in listed else named - tars):
-                found.add(name)
-    return sorted(found)
+                names.add(name)
+    return sorted(names)
 
 
 def _tars_in(path: str, content: bytes) -> set[bytes]:

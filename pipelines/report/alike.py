@@ -2,11 +2,15 @@
 grey versions.
 """
 
-from collections import defaultdict
+from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shardset.read.query import repeated
 
 SIDE = 8
 """Width and height in pixels of the grey versions."""
@@ -36,41 +40,46 @@ class SimilarPair(NamedTuple):
     alike: float
 
 
-def equal_images(rows: np.ndarray, candidates: np.ndarray) -> list[DuplicateGroup]:
-    """The rows of a catalog with equal images, among `candidates`; groups of several labels
-    first.
+def equal_images(samples: pa.Table) -> list[DuplicateGroup]:
+    """The rows of a catalog with equal images, without repeats that the build made; groups of
+    several labels first.
     """
-    content = rows["image_crc32c"].astype(np.uint64) << np.uint64(32) ^ rows["image_bytes"].astype(
-        np.uint64
+    is_original = (pc.field("image.bytes") > 0) & (pc.field("copy") == 0)
+    # first the few of a CRC32C that occurs again: groups of all samples would take long
+    is_repeated = pc.field("image_crc32c").isin(repeated(samples["image_crc32c"]))
+    facts = ["row", "split", "label"]
+    groups = (
+        samples.filter(is_original & is_repeated)
+        .group_by(["image_crc32c", "image.bytes"], use_threads=False)
+        .aggregate([(name, "list") for name in facts])
+        .filter(pc.list_value_length(pc.field("row_list")) > 1)
     )
-    _, inverse, counts = np.unique(content[candidates], return_inverse=True, return_counts=True)
-    is_repeated = counts[inverse] > 1
-    groups = defaultdict[int, list[int]](list)
-    for number, sample in zip(
-        inverse[is_repeated].tolist(), candidates[is_repeated].tolist(), strict=True
-    ):
-        groups[number].append(sample)
-    found = [_spread(rows, samples) for samples in groups.values()]
-    return sorted(found, key=lambda group: (-group.num_labels, -group.num_splits, group.samples))
+    columns = (groups[f"{name}_list"].to_pylist() for name in facts)
+    duplicates = list(map(_spread, *columns))
+    return sorted(
+        duplicates, key=lambda group: (-group.num_labels, -group.num_splits, group.samples)
+    )
 
 
-def _spread(rows: np.ndarray, samples: list[int]) -> DuplicateGroup:
-    """The group of these samples, with one of each split and label first."""
-    kinds = rows[["split", "label"]][samples].tolist()
-    firsts = dict(zip(reversed(kinds), reversed(samples), strict=True))
-    splits, labels = map(set, zip(*firsts, strict=True))
-    in_order = dict.fromkeys([*reversed(firsts.values()), *samples])
-    return DuplicateGroup(list(in_order), len(splits), len(labels))
+def _spread(rows: list[int], splits: list[str], labels: list[int]) -> DuplicateGroup:
+    """The group of these rows, with one of each split and label first."""
+    kinds = zip(reversed(splits), reversed(labels), strict=True)
+    firsts = dict(zip(kinds, reversed(rows), strict=True)).values()
+    return DuplicateGroup(
+        list(dict.fromkeys([*reversed(firsts), *rows])), len({*splits}), len({*labels})
+    )
 
 
-def similar_pairs(greys: np.ndarray, splits: np.ndarray) -> list[SimilarPair]:
+def similar_pairs(
+    images: Sequence[int], greys: np.ndarray, splits: np.ndarray
+) -> list[SimilarPair]:
     """For each image of a smaller split the one of each larger split that is most like it, if
     alike; closest first.
 
-    `greys` are uint8 [n, SIDE, SIDE]. How alike two images are is the cosine between the steps from
-    each pixel to the next ones: a copy that was compressed, resized, brightened or slightly cropped
-    keeps them; other pictures of the same layout do not. Compares every image with every other:
-    50,000 x 10,000 take a few seconds.
+    `greys` are uint8 [n, SIDE, SIDE], and `splits` those of the images. How alike two images are is
+    the cosine between the steps from each pixel to the next ones: a copy that was compressed,
+    resized, brightened or slightly cropped keeps them; other pictures of the same layout do not.
+    Compares every image with every other: 50,000 x 10,000 take a few seconds.
     """
     levels = greys.astype(np.float32)
     shape = len(levels), SIDE * (SIDE - 1)
@@ -91,5 +100,5 @@ def similar_pairs(greys: np.ndarray, splits: np.ndarray) -> list[SimilarPair]:
                 rows.tolist(), right[best].tolist(), alike.tolist(), strict=True
             ):
                 if cosine >= MIN_ALIKE:
-                    pairs.append(SimilarPair(row, other, cosine))
+                    pairs.append(SimilarPair(images[row], images[other], cosine))
     return sorted(pairs, key=lambda pair: (-pair.alike, pair.left))

@@ -1,11 +1,13 @@
 """The samples of a shard set as one table, from the indexes alone, and their images read by it."""
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from pipelines.check.problems import Problem, problem_of
 from pipelines.plan.range_reads import coalesce
@@ -13,17 +15,17 @@ from pipelines.report.alike import equal_images
 from shardset.checksum import crc32c_of
 from shardset.errors import REPAIR, DamagedShard, StorageError, UndecodableImage
 from shardset.format import manifest as manifests
-from shardset.format.manifest import LoadedSet, Shard
-from shardset.format.rows import first_images, keys_of, numbers, ranges_of
+from shardset.format.manifest import LoadedSet
+from shardset.format.rows import first_images, numbers, ranges_of
 from shardset.order.permutation import derive_key, hash64
 from shardset.program import count
 from shardset.read.addresses import columns_of
-from shardset.read.indexes import read_index
+from shardset.read.query import samples_of_shard
 from shardset.storage.base import Storage
+from shardset.storage.many import OBJECTS_AT_ONCE, in_order
 
 T = TypeVar("T")
 
-THREADS = 16
 MAX_GAP = 64 * 1024
 MAX_READ = 8 * 2**20
 
@@ -32,131 +34,93 @@ MAX_SAMPLES = 4_000_000
 read.
 """
 
-_ROW = np.dtype(
-    [
-        ("shard", "i4"),
-        ("position", "i4"),
-        ("split", "i4"),
-        ("label", "i8"),
-        ("copy", "i4"),
-        ("random", "u8"),
-        ("image_start", "i8"),
-        ("image_bytes", "i8"),
-        ("image_crc32c", "u4"),
-        ("json", [("offset", "i8"), ("num_bytes", "i8")]),
-    ]
-)
-"""One sample.
-
-`shard` and `split` are positions in the catalog's lists; `copy` is 0 for an original, else the
-number of the repeat; `random` orders samples, always in the same way; the image is the first one of
-the sample in its tar, and the JSON follows it in a set of COCO's categories.
-"""
+_FACTS = {
+    "split": pa.string(),
+    "shard": pa.dictionary(pa.int32(), pa.string()),
+    "id": pa.int64(),
+    "key": pa.string(),
+    "label": pa.int64(),
+    "copy": pa.int32(),
+    "image_crc32c": pa.uint32(),
+}
+_RANGES = dict.fromkeys(("image.offset", "image.bytes", "json.offset", "json.bytes"), pa.int64())
+_SCHEMA = pa.schema(_FACTS | _RANGES | {"random": pa.uint64()})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Catalog:
-    """The samples of all shards whose index could be read.
+class Catalog(NamedTuple):
+    """The samples of all shards whose index could be read, and the problems of the other indexes.
 
-    `num_left_out` are of shards beyond MAX_SAMPLES.
+    `row` is the number of a sample in the table, `random` orders the samples, always in the same
+    way. `image` is the first image of a sample, `json` its annotations in a set of COCO's
+    categories; their ranges of bytes are 0 where it has none. `num_left_out` are of shards beyond
+    MAX_SAMPLES.
     """
 
-    splits: list[str]
-    shards: list[Shard]
-    keys: list[np.ndarray]
-    rows: np.ndarray
+    samples: pa.Table
     num_left_out: int
-
-    def key(self, sample: int) -> str:
-        """The key of a row."""
-        row = self.rows[sample]
-        key: bytes = self.keys[row["shard"]][row["position"]]
-        return key.decode("ascii", "replace")
-
-    def path(self, sample: int) -> str:
-        """The path of the shard that holds a row."""
-        return self.shards[int(self.rows["shard"][sample])].path
-
-    def originals(self) -> np.ndarray:
-        """The rows that have an image and are not repeats that the build made."""
-        return np.flatnonzero((self.rows["image_bytes"] > 0) & (self.rows["copy"] == 0))
+    problems: list[Problem]
 
 
-def open_catalog(
-    loaded: LoadedSet, *, max_samples: int = MAX_SAMPLES
-) -> tuple[Catalog, list[Problem]]:
-    """The catalog of a set or view, and the indexes that are damaged or missing."""
-    manifest = loaded.manifest
-    num_samples = sum(split.num_samples for split in manifest.splits.values())
+def open_catalog(loaded: LoadedSet, *, max_samples: int = MAX_SAMPLES) -> Catalog:
+    """The catalog of a set or view."""
+    splits = loaded.manifest.splits
+    num_samples = sum(split.num_samples for split in splits.values())
     step = max(1, -(-num_samples // max_samples))
     # By the number within the split, so that every split keeps some shards.
     wanted = [
-        (number, name, shard)
-        for number, (name, split) in enumerate(manifest.splits.items())
-        for shard in split.shards[::step]
+        (name, number)
+        for name, split in splits.items()
+        for number in range(split.num_shards)[::step]
     ]
-    with ThreadPoolExecutor(THREADS) as threads:
-        outcomes = list(threads.map(lambda each: _rows_of(loaded, *each), wanted))
-    found = [each for each in outcomes if not isinstance(each, Problem)]
-    for number, (_, _, rows) in enumerate(found):
-        rows["shard"] = number
-    catalog = Catalog(
-        splits=list(manifest.splits),
-        shards=[shard for shard, _, _ in found],
-        keys=[keys for _, keys, _ in found],
-        rows=np.concatenate([np.zeros(0, _ROW), *(rows for _, _, rows in found)]),
-        num_left_out=num_samples - sum(shard.num_samples for *_, shard in wanted),
+    num_listed = sum(splits[name].shards[number].num_samples for name, number in wanted)
+    at_once = loaded.storage.reads_at_once
+    outcomes = list(in_order(at_once, wanted, lambda each: _samples_of(loaded, *each)))
+    tables = [each for each in outcomes if isinstance(each, pa.Table)]
+    samples = pa.concat_tables([_SCHEMA.empty_table(), *tables]).unify_dictionaries()
+    return Catalog(
+        samples.combine_chunks().append_column("row", pa.array(np.arange(len(samples)))),
+        num_samples - num_listed,
+        [each for each in outcomes if isinstance(each, Problem)],
     )
-    return catalog, [each for each in outcomes if isinstance(each, Problem)]
 
 
 def leaks(url: str) -> list[str]:
     """A sentence on the images that several splits of a set share; none if there are none."""
-    catalog, _ = open_catalog(manifests.load(url))
-    groups = equal_images(catalog.rows, catalog.originals())
-    shared = [catalog.key(one.samples[0]) for one in groups if one.num_splits > 1]
+    samples = open_catalog(manifests.load(url)).samples
+    shared = [group.samples[0] for group in equal_images(samples) if group.num_splits > 1]
     return [
-        f"{count(len(shared), 'image')} stored in several splits, such as {name}, so evaluation"
-        " meets what was trained on; a view with --drop-duplicates leaves out all but one of each"
-        for name in shared[:1]
+        f"{count(len(shared), 'image')} stored in several splits, such as {samples['key'][first]},"
+        " so evaluation meets what was trained on; a view with --drop-duplicates leaves out all but"
+        " one of each"
+        for first in shared[:1]
     ]
 
 
-def _rows_of(
-    loaded: LoadedSet, number: int, split: str, shard: Shard
-) -> tuple[Shard, np.ndarray, np.ndarray] | Problem:
-    """A shard of the split of that number, its keys, and the rows of those samples that the set or
-    view has; the `shard` of the rows is still missing.
-    """
+def _samples_of(loaded: LoadedSet, split: str, number: int) -> pa.Table | Problem:
+    """The samples that the set or view has of a shard."""
+    stored = loaded.manifest.split(split)
+    columns = [*columns_of(stored), "key", "copy", "image_crc32c"]
     try:
-        fields = columns_of(loaded.manifest.split(split))
-        index = read_index(loaded.storage, shard, [*fields, "key", "copy", "image_crc32c"])
+        samples = samples_of_shard(loaded, split, columns, number)
     except (DamagedShard, StorageError) as error:
-        return problem_of(shard.index.path, error)
-    part, ids = loaded.part(split), shard.first_id + np.arange(len(index))
-    rows, is_taken = np.zeros(len(index), _ROW), part.selection.has(ids)
-    rows["split"], rows["position"] = number, np.arange(len(index))
-    for name in ("label", "copy", "image_crc32c"):
-        rows[name] = numbers(index, name)
-    rows["random"] = hash64(derive_key(0, "report"), rows["split"], ids)
-    rows["image_start"], rows["image_bytes"] = first_images(index)
+        return problem_of(stored.shards[number].index.path, error)
+    ranges = [*first_images(samples), *np.zeros((2, len(samples)), np.int64)]
     if loaded.manifest.labels_by_category:
-        starts, sizes = ranges_of(index, "json")
-        is_after = starts > rows["image_start"]
-        rows["json"]["offset"], rows["json"]["num_bytes"] = starts * is_after, sizes * is_after
-    rows = rows[is_taken]
-    rows["label"] = part.labels_of(ids[is_taken], rows["label"])
-    return shard, keys_of(index), rows
+        ranges[2:] = ranges_of(samples, "json")
+    number_of_split = [*loaded.manifest.splits].index(split)
+    random = hash64(derive_key(0, "report"), number_of_split, numbers(samples, "id"))
+    return pa.table([*(samples[name] for name in _FACTS), *ranges, random], _SCHEMA)
 
 
-def ranks(values: np.ndarray) -> np.ndarray:
-    """The number of each of some sorted values among its equals."""
-    _, firsts, counts = np.unique(values, return_index=True, return_counts=True)
-    return np.arange(len(values)) - np.repeat(firsts, counts)
+def rows_by(column: str, samples: pa.Table) -> dict[Any, list[int]]:
+    """The `row` of samples for each value of a column, in the order of their `random`."""
+    shuffled = samples.select([column, "row", "random"]).sort_by("random")
+    groups = shuffled.group_by(column, use_threads=False).aggregate([("row", "list")])
+    return dict(zip(*groups.sort_by(column).to_pydict().values(), strict=True))
 
 
 def read_images(
-    storage: Storage, catalog: Catalog, samples: np.ndarray, use: Callable[[bytes, bytes], T]
+    storage: Storage, samples: pa.Table, rows: Sequence[int], use: Callable[[bytes, bytes], T]
 ) -> tuple[dict[int, T], list[Problem]]:
     """The results of `use` for the images of ascending rows with their JSON, and what is damaged or
     does not decode.
@@ -165,54 +129,50 @@ def read_images(
 
     Neighbours are read together, and an image that differs from the index a second time.
     """
-    ends = np.flatnonzero(np.diff(catalog.rows["shard"][samples])) + 1
-    by_shard = [group.tolist() for group in np.split(samples, ends) if len(group)]
+    chosen = samples.take(pa.array(rows, pa.int64())).to_pylist()
+    groups = [list(group) for _, group in groupby(chosen, itemgetter("shard"))]
     results: dict[int, T] = {}
     damage: list[Problem] = []
-    with ThreadPoolExecutor(THREADS) as threads:
-        for used, damaged in threads.map(
-            lambda group: _read_shard(storage, catalog, group, use), by_shard
-        ):
-            results |= used
-            damage += damaged
+    for used, damaged in in_order(OBJECTS_AT_ONCE, groups, partial(_read_shard, storage, use)):
+        results |= used
+        damage += damaged
     return results, damage
 
 
 def _read_shard(
-    storage: Storage, catalog: Catalog, samples: list[int], use: Callable[[bytes, bytes], T]
+    storage: Storage, use: Callable[[bytes, bytes], T], rows: list[dict[str, Any]]
 ) -> tuple[dict[int, T], list[Problem]]:
-    """See `read_images`, for rows of one shard."""
-    rows, path = catalog.rows[samples], catalog.path(samples[0])
-    starts, checksums = rows["image_start"].tolist(), rows["image_crc32c"].tolist()
-    sizes, beside = rows["image_bytes"].tolist(), rows["json"].tolist()
+    """See `read_images`, for samples of one shard."""
+    results, problems = dict[int, T](), list[Problem]()
+    images = [_range_of(row, "image") for row in rows]
+    jsons = [_range_of(row, "json") for row in rows]
     ranges = [
-        (start, max(start + size, sum(json)))
-        for start, size, json in zip(starts, sizes, beside, strict=True)
+        (start, max(stop, json_stop))
+        for (start, stop), (_, json_stop) in zip(images, jsons, strict=True)
     ]
-    results: dict[int, T] = {}
-    problems: list[Problem] = []
-    try:
-        for together in coalesce(ranges, max_gap=MAX_GAP, max_bytes=MAX_READ):
-            first = starts[together][0]
-            data = storage.read(path, first, max(stop for _, stop in ranges[together]))
-            for number in range(len(samples))[together]:
-                start, (offset, num_bytes) = starts[number], beside[number]
-                stop = start + sizes[number]
-                image = data[start - first : stop - first]
-                if crc32c_of(image) != checksums[number]:
+    for run in coalesce(ranges, max_gap=MAX_GAP, max_bytes=MAX_READ):
+        path, first = rows[0]["shard"], ranges[run][0][0]
+        try:
+            data = storage.read(path, first, max(stop for _, stop in ranges[run]))
+            for row, (start, stop), json in zip(rows[run], images[run], jsons[run], strict=True):
+                image, where = data[start - first : stop - first], f"{path}, sample {row['key']}"
+                if crc32c_of(image) != row["image_crc32c"]:
                     image = storage.read(path, start, stop)
-                where = f"{path}, sample {catalog.key(samples[number])}"
-                if crc32c_of(image) != checksums[number]:
+                if crc32c_of(image) != row["image_crc32c"]:
                     text = f"its CRC32C differs from the index; {REPAIR}"
                     problems.append(Problem(where, text))
                     continue
                 try:
-                    results[samples[number]] = use(
-                        image, data[offset - first : offset - first + num_bytes]
-                    )
+                    annotations = data[max(0, json[0] - first) : max(0, json[1] - first)]
+                    results[row["row"]] = use(image, annotations)
                 except UndecodableImage as error:
                     text = f"can't be decoded: {error}; build again with --verify decode"
                     problems.append(Problem(where, text))
-    except StorageError as error:
-        problems.append(problem_of(path, error))
+        except StorageError as error:
+            return results, [*problems, problem_of(path, error)]
     return results, problems
+
+
+def _range_of(row: dict[str, Any], field: str) -> tuple[int, int]:
+    start = row[f"{field}.offset"]
+    return start, start + row[f"{field}.bytes"]

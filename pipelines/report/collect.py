@@ -6,9 +6,12 @@ page.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from PIL import ImageDraw
 
 from pipelines.check.inspect import counted
@@ -17,9 +20,10 @@ from pipelines.images.encode import thumbnail_of
 from pipelines.images.options import ImageOptions, options_to_read
 from pipelines.report import alike
 from pipelines.report.alike import DuplicateGroup, SimilarPair
-from pipelines.report.catalog import MAX_SAMPLES, Catalog, open_catalog, ranks, read_images
+from pipelines.report.catalog import MAX_SAMPLES, open_catalog, read_images, rows_by
 from shardset.format.annotations import AnnotatedBox, boxes_in
 from shardset.format.manifest import LoadedSet, Manifest
+from shardset.format.rows import numbers
 from shardset.html import page
 from shardset.html.page import Picture
 
@@ -57,13 +61,16 @@ class ImageStats:
 class ReportData:
     """Everything that the page shows beyond the manifest; samples are rows of the catalog.
 
-    `num_chosen` images were chosen for decoding; `images` holds those that decoded. `by_class` has
-    samples by label.
+    `num_originals` have an image and are no repeats that the build made; `num_chosen` of these were
+    chosen for decoding, and `images` holds those that decoded. `by_class` has samples by label.
+    `num_left_out` are not in the catalog.
     """
 
     url: str
     manifest: Manifest
-    catalog: Catalog
+    samples: pa.Table
+    num_left_out: int
+    num_originals: int
     num_chosen: int
     images: dict[int, ImageStats]
     duplicates: list[DuplicateGroup]
@@ -73,40 +80,52 @@ class ReportData:
     rejected: list[dict[str, Any]]
     damage: list[Problem]
 
+    def sample(self, row: int) -> dict[str, Any]:
+        """What the catalog says of a sample."""
+        [facts] = self.samples.slice(row, 1).to_pylist()
+        return dict(facts)
+
 
 def collect(loaded: LoadedSet, *, max_images: int, max_samples: int = MAX_SAMPLES) -> ReportData:
     """The contents of the page; reads all indexes, up to `max_images` images, and the images that
     it shows.
     """
     manifest, storage = counted(loaded), loaded.storage
-    catalog, damaged_indexes = open_catalog(loaded, max_samples=max_samples)
-    chosen = choose_images(catalog, max_images)
+    samples, num_left_out, damaged_indexes = open_catalog(loaded, max_samples=max_samples)
+    columns = ["row", "split", "label", "copy", "random", "image.bytes"]
+    pictured = samples.select(columns).filter(pc.field("image.bytes") > 0)
+    by_split = rows_by("split", pictured.filter(pc.field("copy") == 0))
+    turns = zip_longest(*by_split.values())  # an equal share of each split, or all that it has
+    in_turn = (row for turn in turns for row in turn if row is not None)
+    chosen = sorted(islice(in_turn, max_images))
     options, labels = options_to_read(manifest), manifest.labels_by_category
     images, damaged_images = read_images(
         storage,
-        catalog,
+        samples,
         chosen,
         lambda image, json: _stats(image, json, options, labels),
     )
-    duplicates = alike.equal_images(catalog.rows, catalog.originals())
-    pairs = _similar(catalog, images)
-    by_class = _by_class(catalog, len(manifest.classes))
+    duplicates, pairs = alike.equal_images(samples), _similar(samples, images)
+    by_class = _by_class(pictured, len(manifest.classes))
     shown = {
         *(sample for group in duplicates[:MAX_SHOWN] for sample in group.samples[:MAX_GROUP_SHOWN]),
         *(sample for pair in pairs[:MAX_SHOWN] for sample in (pair.left, pair.right)),
-        *(sample for samples in by_class.values() for sample in samples),
+        *(sample for of_class in by_class.values() for sample in of_class),
     }
     pictures, damaged_pictures = read_images(
         storage,
-        catalog,
-        np.array(sorted(shown), np.int64),
+        samples,
+        sorted(shown),
         lambda image, json: _picture(image, json, options, labels),
     )
     rejected, damaged_list = check_quarantine(storage, manifest.quarantine)
+    damage = [*damaged_indexes, *damaged_images, *damaged_pictures, *damaged_list]
     return ReportData(
         url=loaded.storage.url,
         manifest=manifest,
-        catalog=catalog,
+        samples=samples,
+        num_left_out=num_left_out,
+        num_originals=sum(map(len, by_split.values())),
         num_chosen=len(chosen),
         images=images,
         duplicates=duplicates,
@@ -114,26 +133,8 @@ def collect(loaded: LoadedSet, *, max_images: int, max_samples: int = MAX_SAMPLE
         by_class=by_class,
         pictures=pictures,
         rejected=rejected,
-        damage=list(
-            dict.fromkeys([*damaged_indexes, *damaged_images, *damaged_pictures, *damaged_list])
-        ),
+        damage=list(dict.fromkeys(damage)),
     )
-
-
-def choose_images(catalog: Catalog, max_images: int) -> np.ndarray:
-    """At most `max_images` samples with images, ascending: an equal share of each split, or all
-    that it has.
-    """
-    order, rank = _ranked(catalog, catalog.originals(), "split")
-    return np.sort(order[np.argsort(rank, kind="stable")[:max_images]])
-
-
-def _ranked(catalog: Catalog, samples: np.ndarray, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """The samples by a column, then in random order; and the number of each among the samples of
-    the same value.
-    """
-    order = samples[np.lexsort((catalog.rows["random"][samples], catalog.rows[column][samples]))]
-    return order, ranks(catalog.rows[column][order])
 
 
 def _stats(
@@ -170,25 +171,21 @@ def _boxes(json: bytes, labels: Mapping[int, int]) -> list[AnnotatedBox]:
     return boxes_in(json, labels) if labels and json else []
 
 
-def _similar(catalog: Catalog, images: dict[int, ImageStats]) -> list[SimilarPair]:
+def _similar(samples: pa.Table, images: dict[int, ImageStats]) -> list[SimilarPair]:
     """Pairs of similar images, without equal ones."""
-    samples, content = sorted(images), catalog.rows[["image_crc32c", "image_bytes"]]
-    greys = np.array([images[sample].grey for sample in samples], np.uint8).reshape(
-        -1, alike.SIDE, alike.SIDE
-    )
-    found = alike.similar_pairs(greys, catalog.rows["split"][samples])
-    pairs = [SimilarPair(samples[pair.left], samples[pair.right], pair.alike) for pair in found]
-    return [pair for pair in pairs if content[pair.left] != content[pair.right]]
+    rows, shape = sorted(images), (-1, alike.SIDE, alike.SIDE)
+    greys = np.array([images[row].grey for row in rows], np.uint8).reshape(shape)
+    splits = np.array(samples["split"].take(pa.array(rows, pa.int64())).to_pylist())
+    pairs = alike.similar_pairs(rows, greys, splits)
+    crcs = numbers(samples, "image_crc32c")
+    return [pair for pair in pairs if crcs[pair.left] != crcs[pair.right]]
 
 
-def _by_class(catalog: Catalog, num_classes: int) -> dict[int, list[int]]:
-    """Random samples with images of each class, -1 for no label; of many classes, some spread
+def _by_class(samples: pa.Table, num_classes: int) -> dict[int, list[int]]:
+    """Random ones of these samples by class, -1 for no label; of many classes, some spread
     evenly.
     """
     each = max(1, min(MAX_PICTURES_EACH, CLASS_PICTURES // max(1, num_classes)))
-    order, rank = _ranked(catalog, np.flatnonzero(catalog.rows["image_bytes"] > 0), "label")
-    by_class: dict[int, list[int]] = {}
-    for sample in order[rank < each].tolist():
-        by_class.setdefault(int(catalog.rows["label"][sample]), []).append(sample)
+    by_class = rows_by("label", samples)
     step = -(-len(by_class) * each // CLASS_PICTURES) or 1
-    return {label: by_class[label] for label in list(by_class)[::step]}
+    return {label: by_class[label][:each] for label in list(by_class)[::step]}

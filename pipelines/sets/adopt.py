@@ -5,6 +5,7 @@ manifest.
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 import msgspec
 from rich.console import Console
@@ -14,16 +15,19 @@ from pipelines.holdout import REST
 from pipelines.plan.tables import QuarantineEntry
 from pipelines.sets import tar_sets
 from pipelines.sets.tar_index import index_tar
-from pipelines.sets.tar_sets import TarRecord, Task, digest_of
+from pipelines.sets.tar_sets import TarRecord, Task, digest_of, name_of, runs
 from pipelines.sources.tar_fields import checked_fields
-from pipelines.sources.webdataset import find_tars, split_in, tars_below, tars_named
+from pipelines.sources.webdataset import LOOKED_FOR, find_tars, split_in, tars_below, tars_named
 from shardset.errors import ConfigError, SourceError
 from shardset.format import naming
-from shardset.format.manifest import LoadedSet
-from shardset.format.write import write_index
+from shardset.format.labels import NO_LABEL, notes_on
+from shardset.format.manifest import LoadedSet, Split
+from shardset.format.write import write_index, write_split
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_twice
 from shardset.storage.open import open_storage
+
+VERB: Final = "adopt"
 
 
 def adopt(
@@ -36,20 +40,59 @@ def adopt(
     be read to its end, and for fields that are parts of keys.
     """
     storage, tasks = _find(config)
-    num_bytes = sum(task.source.num_bytes for task in tasks)
-    make = partial(index, storage)
+    done = tar_sets.published(storage, VERB)
     records = tar_sets.ensure(
-        storage, "adopt", tasks, make, beam_flags, (config.input, num_bytes), console
+        storage,
+        tasks,
+        partial(index, storage),
+        is_finished=done is not None,
+        flags=beam_flags,
+        source=(config.input, sum(task.source.num_bytes for task in tasks)),
+        console=console,
     )
-    contents = [
-        (task.split, task.path, record.written.shard.sha256)
-        for task, record in zip(tasks, records, strict=True)
-    ]
-    fields = Counter[str]()
+    digest = digest_of(
+        [
+            (task.split, task.path, record.written.shard.sha256)
+            for task, record in zip(tasks, records, strict=True)
+        ]
+    )
+    fields, labels = Counter[str](), Counter[int]()
     for record in records:
         fields.update(record.fields)
+        labels.update(record.labels)
     checked_fields(config.input, fields)
-    return tar_sets.publish(storage, "adopt", tasks, records, digest_of(contents), promises=[])
+    num_classes = 1 + max(labels, default=NO_LABEL)
+    if done:
+        if done.provenance.source_digest != digest:
+            raise tar_sets.other_input(storage)
+        return LoadedSet(done, storage)
+    splits: dict[str, list[Split]] = {}
+    for pattern, places in runs([task.path for task in tasks], [task.split for task in tasks]):
+        split, group = tasks[places.start].split, records[places.start : places.stop]
+        parts = splits.setdefault(split, [])
+        part = write_split(
+            storage.writer,
+            [record.written for record in group],
+            pattern=pattern,
+            table_path=naming.table_path(f"{split}/{len(parts)}" if parts else split),
+            class_totals=[
+                sum(record.labels.get(label, 0) for record in group) for label in range(num_classes)
+            ],
+            plan_digest=digest,
+            promises=[],
+        )
+        parts.append(part)
+    rejected = [entry for record in records for entry in record.rejected]
+    return tar_sets.publish(
+        storage,
+        VERB,
+        splits,
+        source_digest=digest,
+        options={},
+        notes=notes_on(storage.url, labels, num_classes - 1, LOOKED_FOR),
+        num_classes=num_classes,
+        rejected=rejected,
+    )
 
 
 def index(storage: Storage, task: Task) -> TarRecord:
@@ -104,4 +147,4 @@ def _find(config: AdoptConfig) -> tuple[Storage, list[Task]]:
         raise SourceError(
             f"{folder.url}: holds only tars of columns; give the folder of the set's tars"
         )
-    return output, sorted(tasks, key=lambda task: (task.split, task.name))
+    return output, sorted(tasks, key=lambda task: (task.split, name_of(task.path)))

@@ -1,26 +1,28 @@
 """Forgets samples: publishes a version without them; only the shards that held them are new."""
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import groupby
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.export.stale import CARD
 from pipelines.plan import files as plan_files
-from pipelines.plan import tables
+from pipelines.plan import paths, tables
 from pipelines.sets.keys import refuse_unknown
 from pipelines.sets.retire import SINCE, Compacted, refuse_unfinished, retire, without
+from pipelines.sets.samples_table import samples_table
+from pipelines.sets.tar_sets import runs
 from pipelines.write import history, replace
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.format.manifest import Manifest, Quarantine, Shard, Split
+from shardset.format.manifest import LoadedSet, Manifest, Quarantine, Shard, Split
 from shardset.format.rows import (
     content_bytes,
     fields_of,
@@ -28,7 +30,6 @@ from shardset.format.rows import (
     keys_of,
     numbers,
     origins_of,
-    ranges_of,
 )
 from shardset.format.shards import Group, StoredShards
 from shardset.format.tar import StoredSample
@@ -37,8 +38,8 @@ from shardset.program import count
 from shardset.read.indexes import read_index
 from shardset.storage.base import ABSENT, Storage
 from shardset.storage.checked import read_object
+from shardset.storage.many import SHARDS_AT_ONCE, in_order
 
-_THREADS = 4
 """Shards that are written at the same time; each takes the memory of two."""
 
 NOT_REACHED = (
@@ -74,15 +75,15 @@ def compact(
         raise ConfigError("no key was given; list those to drop, one in each line")
     wanted = np.array(sorted({key.encode() for key in keys}))
     dropped = {name: _find(storage, split, wanted) for name, split in newest.splits.items()}
-    rows = [one for of_split in dropped.values() for one in of_split.values()]
-    held = {key.partition("@")[0] for one in rows for key in one["key"].to_pylist()}
+    rows = [index for of_split in dropped.values() for index in of_split.values()]
+    held = {key.partition("@")[0] for index in rows for key in index["key"].to_pylist()}
     forgotten = {*newest.forgotten, *map(manifests.hash_of_key, held)}
     unknown = [key for key in keys if manifests.hash_of_key(key) not in forgotten]
     refuse_unknown(unknown, f"any version of {storage.url}")
     done = Compacted(
         num_samples=sum(map(len, rows)),
         num_shards=len(rows),
-        same_images=_same_images(storage, newest, rows) if rows else [],
+        same_images=_same_images(LoadedSet(newest, storage), rows) if rows else [],
     )
     rejected = without(storage, newest, keys)
     if rows or rejected is not None:
@@ -135,36 +136,36 @@ def _publish(
 
 def lines(done: Compacted) -> list[str]:
     """The result as lines for a terminal."""
-    found = [
+    messages = [
         f"version {done.version}: {count(done.num_samples, 'sample')} dropped, "
         f"{count(done.num_shards, 'shard')} written again"
     ]
     if done.same_images:
-        found.append(
+        messages.append(
             f"the same images stay under other keys: {', '.join(done.same_images)}; drop these keys"
             " too"
         )
     if done.waiting:
-        found.append(
+        messages.append(
             f"{count(done.waiting, 'old file')} wait: give the same command again after"
             f" {done.after}"
         )
     if done.tags:
         what = "wait" if done.waiting else "were removed"
-        found.append(f"tags of versions that {what}: {', '.join(done.tags)}")
+        messages.append(f"tags of versions that {what}: {', '.join(done.tags)}")
     if done.side_files:
-        found.append(
+        messages.append(
             f"may still name dropped samples or old tars: {', '.join(done.side_files)}; make them"
             f" again (`shardset export --overwrite`), or --side-files removes all but {CARD}, once"
             " nothing waits"
         )
-    found += [f"{note}; give the same command again when that is allowed" for note in done.kept]
+    messages += [f"{note}; give the same command again when that is allowed" for note in done.kept]
     if done.removed:
-        found += [
+        messages += [
             f"removed {count(sum(done.removed.values()), 'file')}, {done.num_bytes / 1e6:,.1f} MB",
             NOT_REACHED,
         ]
-    return found
+    return messages
 
 
 def _find(storage: Storage, split: Split, wanted: np.ndarray) -> Dropped:
@@ -174,28 +175,27 @@ def _find(storage: Storage, split: Split, wanted: np.ndarray) -> Dropped:
         index = read_index(storage, shard)
         return index.filter(np.isin(np.char.partition(keys_of(index), b"@")[:, 0], wanted))
 
-    found = enumerate(plan_files.in_order(storage, split.shards, look))
-    return {number: rows for number, rows in found if len(rows)}
+    indexes = enumerate(in_order(storage.reads_at_once, split.shards, look))
+    return {number: rows for number, rows in indexes if len(rows)}
 
 
-def _same_images(storage: Storage, newest: Manifest, dropped: Sequence[pa.Table]) -> list[str]:
+def _same_images(whole: LoadedSet, dropped: Sequence[pa.Table]) -> list[str]:
     """The keys of samples that stay, though their images are equal to dropped ones."""
-    images = np.concatenate([*map(_images_of, dropped)])
-    keys = np.concatenate([*map(keys_of, dropped)])
-
-    def same(shard: Shard) -> list[str]:
-        index = read_index(storage, shard)
-        is_same = np.isin(_images_of(index), images[images > 0]) & ~np.isin(keys_of(index), keys)
-        names: list[str] = index["key"].filter(is_same).to_pylist()
-        return names
-
-    return [key for found in plan_files.in_order(storage, newest.shards, same) for key in found]
-
-
-def _images_of(index: pa.Table) -> np.ndarray:
-    """The CRC32C and the size of each sample's first image as one number; 0 if it has none."""
-    found: np.ndarray = numbers(index, "image_crc32c") * np.uint64(2**32)
-    return found + first_images(index)[1].astype(np.uint64)
+    image = ["image_crc32c", "bytes"]
+    images = pa.concat_tables(
+        pa.table({"image_crc32c": rows["image_crc32c"], "bytes": first_images(rows)[1]})
+        for rows in dropped
+    )
+    keys = pa.concat_tables(rows.select(["key"]) for rows in dropped)["key"]
+    same_keys: list[str] = []
+    for split in whole.manifest.splits:
+        samples = samples_table(whole, split, facts=("key", "image_crc32c"))
+        is_left = pc.and_(
+            pc.greater(samples["bytes"], 0), pc.invert(pc.is_in(samples["key"], keys))
+        )
+        same = samples.filter(is_left).join(images, image, join_type="left semi")
+        same_keys += same.sort_by("id")["key"].to_pylist()
+    return same_keys
 
 
 def _rewritten(storage: Storage, name: str, split: Split, folder: str, dropped: Dropped) -> Split:
@@ -209,23 +209,21 @@ def _rewritten(storage: Storage, name: str, split: Split, folder: str, dropped: 
         return _rewrite(storage, shards[number], keys_of(dropped[number]), path)
 
     changed = [number for number in dropped if len(dropped[number]) < shards[number].num_samples]
-    with ThreadPoolExecutor(_THREADS) as threads:
-        new = dict(zip(changed, threads.map(rewrite, changed), strict=True))
+    new = dict(zip(changed, in_order(SHARDS_AT_ONCE, changed, rewrite), strict=True))
     left = {number: shard for number, shard in enumerate(shards) if number not in dropped} | new
-    labels = np.concatenate([numbers(rows, "label") for rows in dropped.values()])
-    copies = np.concatenate([numbers(rows, "copy") for rows in dropped.values()])
-    totals = split.class_totals - class_counts(labels, len(split.class_totals))
-    contents = sum(map(content_bytes, dropped.values()))
+    rows = pa.concat_tables(dropped.values(), promote_options="default")
+    copies = numbers(rows, "copy")
+    totals = split.class_totals - class_counts(numbers(rows, "label"), len(split.class_totals))
     return msgspec.structs.replace(
         split,
         num_samples=split.num_samples - len(copies),
         num_dropped=split.num_dropped + int((copies == 0).sum()),
         num_repeats=split.num_repeats - int((copies > 0).sum()),
-        num_content_bytes=split.num_content_bytes - contents,
+        num_content_bytes=split.num_content_bytes - content_bytes(rows),
         num_tar_bytes=sum(shard.num_bytes for shard in left.values()),
         max_tar_bytes=max(shard.num_bytes for shard in left.values()),
         class_totals=totals.tolist(),
-        shards=StoredShards([*_groups(storage, name, split, folder, left, new.keys())]),
+        shards=StoredShards([*_groups(storage, split, folder, left)]),
     )
 
 
@@ -238,11 +236,11 @@ def _rewrite(storage: Storage, shard: Shard, dropped: np.ndarray, path: str) -> 
     create = partial(storage.writer, if_generation=ABSENT)
     written, _ = write_shard(path, _samples_of(tar, kept), fields_of(kept.column_names), create)
     # for `repair`
-    if file := plan_files.find(storage, naming.references_of(shard.path)):
-        references = tables.references_from_bytes(file.content)
+    if file := plan_files.find(storage, paths.references_path(shard.path)):
+        references = tables.from_bytes(file.content, tables.REFERENCE)
         is_kept = np.isin(index["key"], kept["key"])
-        content = tables.references_to_bytes(tables.take(references, np.flatnonzero(is_kept)))
-        name = naming.references_of(path)
+        content = tables.to_bytes(tables.take(references, np.flatnonzero(is_kept)))
+        name = paths.references_path(path)
         plan_files.write(storage, name, file.build, content, if_generation=ABSENT)
     return written.shard
 
@@ -250,57 +248,47 @@ def _rewrite(storage: Storage, shard: Shard, dropped: np.ndarray, path: str) -> 
 def _samples_of(tar: memoryview, index: pa.Table) -> Iterator[StoredSample]:
     """The samples of some rows, whose fields are in the order of the tar."""
     fields = fields_of(index.column_names)
-    starts, sizes = np.array([ranges_of(index, field) for field in fields]).transpose(1, 2, 0)
-    facts = (index[name].to_pylist() for name in ("key", "label", "serial", "copy"))
-    rows = zip(*facts, origins_of(index), starts.tolist(), sizes.tolist(), strict=True)
-    for key, label, serial, copy, origin, begins, lengths in rows:
+    for row, origin in zip(index.to_pylist(), origins_of(index), strict=True):
         stored = sorted(
-            (begin, field, length)
-            for begin, field, length in zip(begins, fields, lengths, strict=True)
-            if begin
+            (row[f"{field}.offset"], field, row[f"{field}.bytes"])
+            for field in fields
+            if row[f"{field}.offset"]
         )
-        contents = [(field, tar[begin : begin + length]) for begin, field, length in stored]
         yield StoredSample(
-            key=key, fields=contents, label=label, serial=serial, copy=copy, origin=origin
+            key=row["key"],
+            fields=[(field, tar[start : start + size]) for start, field, size in stored],
+            label=row["label"],
+            serial=row["serial"],
+            copy=row["copy"],
+            origin=origin,
         )
 
 
 def _groups(
-    storage: Storage,
-    name: str,
-    split: Split,
-    folder: str,
-    left: Mapping[int, Shard],
-    new: Set[int],
+    storage: Storage, split: Split, folder: str, left: Mapping[int, Shard]
 ) -> Iterator[Group]:
-    """The groups of a split: each old one whole, or cut where shards are new or gone.
+    """The groups of a split with the shards that are left: each old one whole, or cut where shards
+    are new or gone.
 
     Writes the tables of those that are cut.
     """
-    start = num_tables = 0
-    for group in split.groups:
-        numbers = range(start, start + group.num_shards)
-        start = numbers.stop
-        if left.keys() >= set(numbers) and new.isdisjoint(numbers):
+    shards = [left[number] for number in sorted(left)]
+    groups = [split.shards.group_of(number) for number in sorted(left)]
+    tables = itertools.count()
+    for pattern, places in runs([shard.path for shard in shards], groups):
+        group = groups[places.start]
+        if pattern == group.shards:
             yield group
             continue
-        for (is_left, is_new), run in groupby(numbers, lambda n: (n in left, n in new)):
-            if not is_left:
-                continue
-            members = [*run]
-            first, last = members[0], members[-1]
-            pattern = group.part(first - numbers.start, last - numbers.start)
-            digest = group.plan_digest
-            if is_new:
-                pattern = f"{folder}/{name}-{{{first:06d}..{last:06d}}}.tar"
-                digest = hashlib.sha256(f"{digest} {folder}".encode()).hexdigest()
-            yield write_table(
-                partial(storage.writer, if_generation=ABSENT),
-                f"{folder}/shards-{num_tables:06d}.npy",
-                [left[number] for number in members],
-                pattern=pattern,
-                plan_digest=digest,
-                promises=group.promises,
-                seed=group.seed,
-            )[0]
-            num_tables += 1
+        digest = group.plan_digest
+        if pattern.startswith(f"{folder}/"):
+            digest = hashlib.sha256(f"{digest} {folder}".encode()).hexdigest()
+        yield write_table(
+            partial(storage.writer, if_generation=ABSENT),
+            f"{folder}/shards-{next(tables):06d}.npy",
+            shards[places.start : places.stop],
+            pattern=pattern,
+            plan_digest=digest,
+            promises=group.promises,
+            seed=group.seed,
+        )[0]

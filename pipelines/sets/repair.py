@@ -4,27 +4,27 @@ A build leaves its plan at the output: the references of each shard, and how to 
 (GroupFile). What is written is compared with the manifest before it is stored.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from functools import partial
+import io
+from collections import defaultdict
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
+from typing import cast
 
 import msgspec
 
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.plan.files import PlanFiles
-from pipelines.plan.records import GroupFile
+from pipelines.plan.plan_records import GroupFile
 from pipelines.write.replace import newest_of
-from pipelines.write.shard import ShardWriter, is_stored
-from shardset.checksum import crc32c_text, extend_crc32c
+from pipelines.write.shard import PlannedSamples, is_stored
 from shardset.errors import ChangedInput, NotFound, ShardsetError
 from shardset.format import manifest as manifests
-from shardset.format import naming
 from shardset.format.manifest import IndexFile, Shard
 from shardset.format.write import write_shard
 from shardset.program import count
 from shardset.storage.base import ObjectWriter, Storage
+from shardset.storage.checked import facts_of
 from shardset.storage.open import open_storage
 
 NO_PLAN = "no build left its plan for it; restore the file from a copy"
@@ -67,10 +67,10 @@ def repair(url: str, input_url: str | None = None) -> Repaired:
 
 def lines(done: Repaired) -> list[str]:
     """The result as lines for a terminal."""
-    found = [f"{path}: written again" for path in done.written]
-    found += [f"{path}: not repaired: {why}" for path, why in done.failed.items()]
+    messages = [f"{path}: written again" for path in done.written]
+    messages += [f"{path}: not repaired: {why}" for path, why in done.failed.items()]
     return [
-        *found,
+        *messages,
         f"repair {done.url}: {count(len(done.written), 'file')} written again,"
         f" {len(done.failed):,} not repaired",
     ]
@@ -84,7 +84,7 @@ def _rewrite(
     input_url: str | None,
 ) -> None:
     """Writes the damaged files of a shard; raises a ShardsetError if that can't be."""
-    file = plan_files.find(storage, naming.references_of(shard.path))
+    file = plan_files.find(storage, paths.references_path(shard.path))
     group = plan_files.find(storage, paths.group_path(file.build)) if file else None
     if not file or not group:
         raise NotFound(NO_PLAN)
@@ -92,48 +92,23 @@ def _rewrite(
     made = plan_files.decode_record(storage, name, group.content, GroupFile)
     files = PlanFiles(storage, file.build)
     source = open_storage(input_url or made.input)
-    writer = ShardWriter(files, source, made.image, made.build, resumes=False)
-    samples = writer.samples(split, shard.path, is_new=False)
-    write_shard(shard.path, samples, made.fields[split], partial(_open, storage, damaged))
+    planned = PlannedSamples(files, source, made.image, made.build)
+    samples = planned.read(split, shard.path, is_new=False)
+    contents = defaultdict[str, io.BytesIO](io.BytesIO)
 
+    def writer_of(path: str) -> AbstractContextManager[ObjectWriter]:
+        return nullcontext(cast(ObjectWriter, contents[path]))
 
-@contextmanager
-def _open(storage: Storage, damaged: list[Shard | IndexFile], path: str) -> Iterator[ObjectWriter]:
-    """Writes an object if it is damaged, and raises ChangedInput, with nothing stored, unless it
-    becomes what is listed.
-    """
-    wanted = next((file for file in damaged if file.path == path), None)
-    with storage.writer(path) if wanted else nullcontext() as out:
-        checked = _Checked(out)
-        yield checked
-        found = checked.facts
-        listed = (wanted.num_bytes, wanted.crc32c) if wanted else found
-        if found != listed:
+    write_shard(shard.path, samples, made.fields[split], writer_of)
+    for listed in damaged:
+        facts, expected = (
+            facts_of(contents[listed.path].getvalue()),
+            (listed.num_bytes, listed.crc32c),
+        )
+        if facts != expected:
             raise ChangedInput(
-                f"{storage.url}/{path}: would become {found}, the manifest says {listed}: the input"
-                " or a library has changed; restore the file from a copy"
+                f"{storage.url}/{listed.path}: would become {facts}, the manifest says {expected}:"
+                " the input or a library has changed; restore the file from a copy"
             )
-
-
-class _Checked:
-    """Counts what is written to an object, or to none."""
-
-    def __init__(self, out: ObjectWriter | None) -> None:
-        self._out, self._num_bytes, self._crc = out, 0, 0
-
-    def __enter__(self) -> ObjectWriter:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
-    def write(self, data: bytes | memoryview) -> None:
-        self._num_bytes += len(data)
-        self._crc = extend_crc32c(self._crc, data)
-        if self._out:
-            self._out.write(data)
-
-    @property
-    def facts(self) -> tuple[int, str]:
-        """The bytes so far, and their CRC32C."""
-        return self._num_bytes, crc32c_text(self._crc)
+    for listed in damaged:
+        storage.write(listed.path, contents[listed.path].getvalue())

@@ -13,13 +13,12 @@ from pipelines.export.stale import CARD, stale
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.write import history, replace
+from pipelines.write.set_files import SetFiles, listed_by
 from shardset.errors import ConfigError, NotFound, PreconditionFailed
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
 from shardset.format.manifest import Manifest
-from shardset.format.naming import COLUMNS_FOLDER
 from shardset.storage.base import ABSENT, Storage
-from shardset.storage.checked import read_small
 
 SINCE = f"{versions.FOLDER}removal.json"
 """When the old files of a compaction began to wait for their removal."""
@@ -87,20 +86,21 @@ def retire(
     tagged = versions.tags(storage)  # before the versions, so that none is too new to be known
     newest = manifests.read_head(storage)
     others = list(manifests.older(storage))
-    kept = replace.remove_stopped(storage, newest.number)
-    of_newest = manifests.files_of(newest)
+    files = SetFiles(storage)
+    kept = replace.delete_all(storage, files.of_stopped_compactions(newest.number))
+    of_newest = listed_by(newest)
 
-    def is_stale(one: Manifest) -> bool:
-        lost = manifests.files_of(one) - of_newest - {one.quarantine.path}
-        return bool(lost) or without(storage, one, keys) is not None
+    def is_stale(version: Manifest) -> bool:
+        lost = listed_by(version) - of_newest - {version.quarantine.path}
+        return bool(lost) or without(storage, version, keys) is not None
 
-    outdated = [one for one in others if is_stale(one)]
-    left = [newest, *(one for one in others if one not in outdated)]
-    listed = manifests.files_of(*left)
-    digests = {one.digest for one in left}
+    outdated = [version for version in others if is_stale(version)]
+    left = [newest, *(version for version in others if version not in outdated)]
+    listed = listed_by(*left)
+    digests = {version.digest for version in left}
     tags = sorted(name for name, tag in tagged.items() if tag.digest not in digests)
-    names = manifests.files_of(*outdated) - listed
-    sides = _old_columns(storage, listed)
+    names = listed_by(*outdated) - listed
+    sides = files.old_columns(listed)
     sides |= {name.removesuffix(".info.json") for name in stale(storage, newest)}
     done = msgspec.structs.replace(done, version=newest.number, tags=tags, side_files=sorted(sides))
     if outdated:
@@ -110,8 +110,8 @@ def retire(
             return msgspec.structs.replace(done, waiting=len(names), after=when)
         refuse_unfinished(storage, newest)  # one that has begun meanwhile would lose its plan
         tars = [name for name in names if name.endswith(".tar")]
-        names |= replace.unfinished_files(storage) - listed  # of a set that was replaced
-        names |= replace.planned(storage, listed)
+        names |= files.unfinished() - listed  # of a set that was replaced
+        names |= files.plan(listed)
         names |= {f"{tar}.idx" for tar in tars}
         names |= {naming.REPORT, *map(versions.tag_path, tags)}  # the page shows pictures of them
     if side_files:
@@ -121,7 +121,7 @@ def retire(
         done = msgspec.structs.replace(done, side_files=sorted(sides & {CARD}))
     removed = list(replace.existing(storage, names))
     last = list(
-        replace.existing(storage, {SINCE, *(versions.path(one.number) for one in outdated)})
+        replace.existing(storage, {SINCE, *(versions.path(version.number) for version in outdated)})
     )
     kept |= replace.delete_all(storage, removed)
     if not kept:  # a rerun needs the manifests to know which files are left
@@ -136,22 +136,12 @@ def retire(
     )
 
 
-def _old_columns(storage: Storage, listed: Collection[str]) -> set[str]:
-    """The folders of columns with tars that no version lists."""
-    found = set[str]()
-    for name in (stat.name for stat in storage.list(COLUMNS_FOLDER)):
-        _, column, *path = name.split("/", 2)
-        if path and name.endswith(".tar") and path[0] not in listed:
-            found.add(f"{COLUMNS_FOLDER}{column}/")
-    return found
-
-
 def _waiting_since(storage: Storage, now: datetime) -> datetime:
     """When the old files began to wait: now, unless an earlier call has noted it."""
     with suppress(PreconditionFailed):
         storage.write(SINCE, msgspec.json.encode(now), if_generation=ABSENT)
     try:
-        return msgspec.json.decode(read_small(storage, SINCE), type=datetime)
+        return msgspec.json.decode(storage.read(SINCE), type=datetime)
     except msgspec.DecodeError as error:
         advice = "not readable; remove it, and old files wait again"
         raise ConfigError(f"{storage.url}/{SINCE}: {advice}") from error

@@ -16,9 +16,10 @@ from pipelines.sources.webdataset import LABEL_FIELDS, TarGroupMember, grouped, 
 from shardset.checksum import extend_crc32c
 from shardset.errors import ChangedInput, SourceError
 from shardset.format.images import is_image_field
+from shardset.format.images.size import Size, size_of
 from shardset.format.naming import DOTS, split_member
 from shardset.format.rows import MAX_FIELDS
-from shardset.format.tar import Size, StoredSample, TarBuilder, stored_size
+from shardset.format.tar import StoredSample, TarBuilder
 from shardset.storage.base import Stat, Storage
 
 _ODD_NAME = re.compile(r"[^ -~]|\\|^__[^/]*__(/|$)|.{1025}")
@@ -59,17 +60,18 @@ def index_tar(
             f"{where}: its crc32c is {builder.crc32c}, the bucket says {tar.crc32c}; run it again"
         )
     builder.num_bytes, builder.fields = tar.num_bytes, sorted(fields)
-    times, found = Counter(sample.key for sample in samples), list[Iterable[str]]()
+    times = Counter(sample.key for sample in samples)
+    stored_fields: list[Iterable[str]] = []
     for sample in samples:
         label = sample.label if times[sample.key] == 1 else APART
         if isinstance(label, int):
-            stored = StoredSample(key=sample.key, fields=(), label=label, serial=len(found))
+            stored = StoredSample(key=sample.key, fields=(), label=label, serial=len(stored_fields))
             checks = sample.crc32c, sample.image_crc32c
             builder.add_row(stored, *checks, sample.size, sample.ranges)
-            found.append(sample.ranges)
+            stored_fields.append(sample.ranges)
         else:
             rejected.append((sample.first, label))
-    return builder, count_fields(found), rejected
+    return builder, count_fields(stored_fields), rejected
 
 
 class _Sample(NamedTuple):
@@ -92,32 +94,21 @@ def _read_sample(file: BinaryIO, key: str, group: Iterable[TarInfo]) -> _Sample:
     crc = image_crc = 0
     size: Size = (None, None)
     for info in group:
-        field, reason, content = split_member(info.name)[1].lower(), reject_reason(info), None
+        field, reason, content = split_member(info.name)[1].lower(), reject_reason(info), b""
         if _ODD_NAME.search(info.name):
             reason = (
                 "has a name that is not ASCII, has a backslash, is __metadata__ or over 1024 bytes"
             )
         if not reason:
-            begin, crc, own = _read(file, info.offset_data, info.size, crc)
-            content = begin if info.size <= _PIECE else None
+            file.seek(info.offset_data)
+            content = file.read(info.size)
+            crc = extend_crc32c(crc, content)
             if is_image_field(field) and not any(map(is_image_field, ranges)):
-                image_crc, size = own, stored_size(begin)
+                image_crc, size = extend_crc32c(0, content), size_of(content)
         ranges[field] = (info.offset_data, info.size)
-        members.append(
-            TarGroupMember(info.name, field, reason, content if field in LABEL_FIELDS else None)
-        )
+        is_read = field in LABEL_FIELDS and info.size <= _PIECE
+        members.append(TarGroupMember(info.name, field, reason, content if is_read else None))
     return _Sample(key, members[0].name, crc, image_crc, size, label_of(members), ranges)
-
-
-def _read(file: BinaryIO, start: int, num_bytes: int, crc: int) -> tuple[bytes, int, int]:
-    """The first piece of a member; the CRC32C of what came before and of it, and of it alone."""
-    file.seek(start)
-    begin, own = b"", 0
-    for at in range(0, num_bytes, _PIECE):
-        piece = file.read(min(_PIECE, num_bytes - at))
-        crc, own = extend_crc32c(crc, piece), extend_crc32c(own, piece)
-        begin = begin or piece
-    return begin, crc, own
 
 
 class _ReadAhead(Ranges):
@@ -143,7 +134,7 @@ class _ReadAhead(Ranges):
             self._following = self._thread.submit(self._window_at, self._stop)
         for start, data in self._held:
             if start <= self.position < start + len(data):
-                found = data[self.position - start : self.position - start + num_bytes]
-                self.position += len(found)
-                return found
+                taken = data[self.position - start : self.position - start + num_bytes]
+                self.position += len(taken)
+                return taken
         return super().next_bytes(num_bytes)

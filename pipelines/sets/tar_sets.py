@@ -1,11 +1,10 @@
-"""Sets of tars that are written or found one by one, each with a record:
-adopted sets and columns.
+"""Tars that are written or found one by one: their records, their names, and the sets that they
+make.
 """
 
 import hashlib
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -16,19 +15,17 @@ from rich.console import Console
 from pipelines.plan import files as plan_files
 from pipelines.plan.tables import QuarantineEntry
 from pipelines.sources.base import class_infos
-from pipelines.sources.webdataset import LOOKED_FOR
-from pipelines.terminal import say_beam
+from pipelines.worker_output import say_beam
 from pipelines.write import history
 from pipelines.write.shard import is_stored
 from shardset.errors import ChangedInput, ConfigError, NotFound
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.format.labels import NO_LABEL, notes_on
 from shardset.format.manifest import LoadedSet, Manifest, Provenance, Quarantine, Split
-from shardset.format.shards import Promise
-from shardset.format.write import WrittenShard, write_split
+from shardset.format.write import WrittenShard
 from shardset.prepared import prepared
 from shardset.storage.base import ABSENT, Storage
+from shardset.storage.many import in_order
 from shardset.version import __version__
 
 _TOOL = f"shardset {__version__}"
@@ -44,19 +41,6 @@ class Task(NamedTuple):
     path: str
     digest: str
     source: Any
-
-    @property
-    def name(self) -> tuple[str, str, int, int]:
-        """The text before and after the number in the name of the tar, the digits and the value of
-        the number.
-        """
-        found = _NAME.fullmatch(self.path)
-        if found is None or not self.path.isascii() or not naming.is_relative(self.path):
-            raise ConfigError(
-                f"{self.path!r}: a manifest can't name this tar; call it in ASCII with a number:"
-                " t-0.tar"
-            )
-        return found[1], found[3], len(found[2]), int(found[2])
 
 
 @prepared
@@ -81,142 +65,36 @@ def digest_of(*parts: object) -> str:
     return hashlib.sha256(repr((_TOOL, *parts)).encode()).hexdigest()
 
 
-def ensure(
-    output: Storage,
-    verb: str,
-    tasks: Sequence[Task],
-    make: Callable[[Task], TarRecord],
-    flags: Sequence[str],
-    source: tuple[str, int],
-    console: Console | None,
-) -> list[TarRecord]:
-    """The record of each tar of a set that a verb makes; workers `make` those that are missing.
-
-    `source` is what they read, and its size in bytes. Raises ConfigError where the output holds
-    another set.
+def runs(paths: Sequence[str], owners: Sequence[object]) -> Iterator[tuple[str, range]]:
+    """The tars of the same owner in runs that a brace pattern names: the pattern, and their places
+    in `paths`.
     """
-    done, find = _published(output, verb), partial(_find, output)
-    found = [*plan_files.in_order(output, tasks, find)]
-    if missing := [task for task, record in zip(tasks, found, strict=True) if record is None]:
-        if done:
-            raise _other(output)
-        say_beam(console)
-        from pipelines.build import for_each
-        from pipelines.runners import options
+    names = [name_of(path) for path in paths]
 
-        beam_options = options.prepare(flags, source=source[0], output=output)
-        options.limit_workers(beam_options, flags, len(missing), source[1])
-        for_each(
-            partial(_ensure, output, make),
-            missing,
-            beam_options,
-            console.print if console else None,
-        )
-        found = [*plan_files.in_order(output, tasks, find)]
-    if None in found:
-        raise ChangedInput(f"{source[0]}: changed while it was read; run the same command again")
-    return [record for record in found if record]
+    def run(place: int) -> tuple[Any, ...]:
+        before, after, width, number = names[place]
+        return owners[place], before, after, width, number - place
+
+    for (_, before, after, width, first), group in groupby(range(len(paths)), run):
+        places = [*group]
+        start, last = places[0], places[-1]
+        pattern = f"{before}{{{first + start:0{width}d}..{first + last:0{width}d}}}{after}"
+        yield pattern, range(start, last + 1)
 
 
-def publish(
-    output: Storage,
-    verb: str,
-    tasks: Sequence[Task],
-    records: Sequence[TarRecord],
-    source_digest: str,
-    *,
-    promises: Sequence[Promise],
-    **options: Any,
-) -> LoadedSet:
-    """Writes the tables, the quarantine list and last the manifest; returns the set with its head.
-
-    The classes are the numbers up to the largest label. Raises ConfigError or PreconditionFailed
-    where another set is.
+def name_of(path: str) -> tuple[str, str, int, int]:
+    """The text before and after the number in the name of a tar, the digits and the value of the
+    number.
     """
-    totals = Counter[int]()
-    for record in records:
-        totals.update(record.labels)
-    num_classes = 1 + max(totals, default=NO_LABEL)
-    notes = notes_on(output.url, totals, num_classes - 1, LOOKED_FOR)
-    made = Provenance(
-        tool=_TOOL,
-        source=verb,
-        source_digest=source_digest,
-        options=options,
-        libraries={},
-        notes=notes,
-    )
-    if done := _published(output, verb):
-        if done.provenance != made:
-            raise _other(output)
-        return LoadedSet(done, output)
-    splits: dict[str, list[Split]] = {}
-    for split, pattern, group in _groups(tasks, records):
-        parts = splits.setdefault(split, [])
-        part = write_split(
-            output.writer,
-            [record.written for record in group],
-            pattern=pattern,
-            table_path=naming.table_path(f"{split}/{len(parts)}" if parts else split),
-            class_totals=[
-                sum(record.labels.get(label, 0) for record in group) for label in range(num_classes)
-            ],
-            plan_digest=source_digest,
-            promises=promises,
+    parts = _NAME.fullmatch(path)
+    if parts is None or not path.isascii() or not naming.is_relative(path):
+        raise ConfigError(
+            f"{path!r}: a manifest can't name this tar; call it in ASCII with a number: t-0.tar"
         )
-        parts.append(part)
-    rejected = [entry for record in records for entry in record.rejected]
-    output.write(naming.quarantine_path(), b"".join(entry.line for entry in rejected))
-    manifest = Manifest(
-        kind=manifests.KIND,
-        version=manifests.VERSION,
-        digest="",
-        classes=class_infos(list(map(str, range(num_classes)))),
-        splits={name: history.joined(parts, num_classes) for name, parts in splits.items()},
-        quarantine=Quarantine(count=len(rejected), path=naming.quarantine_path()),
-        fixes={},
-        provenance=made,
-    )
-    sealed = manifests.seal(manifest)
-    output.write(naming.MANIFEST, manifests.to_json(sealed), if_generation=ABSENT)
-    return LoadedSet(sealed, output)
+    return parts[1], parts[3], len(parts[2]), int(parts[2])
 
 
-def _groups(
-    tasks: Sequence[Task], records: Sequence[TarRecord]
-) -> Iterator[tuple[str, str, list[TarRecord]]]:
-    """The tars of each split, in runs that a brace pattern names."""
-
-    def run(at: int) -> tuple[Any, ...]:
-        before, after, width, number = tasks[at].name
-        return tasks[at].split, before, after, width, number - at
-
-    for (split, before, after, width, first), group in groupby(range(len(tasks)), run):
-        ats = [*group]
-        pattern = f"{before}{{{first + ats[0]:0{width}d}..{first + ats[-1]:0{width}d}}}{after}"
-        yield split, pattern, [records[at] for at in ats]
-
-
-def _ensure(output: Storage, make: Callable[[Task], TarRecord], task: Task) -> None:
-    if _find(output, task) is None:
-        record = msgspec.json.encode(make(task))
-        plan_files.write(output, _record_path(task), task.digest[:16], record)
-
-
-def _find(output: Storage, task: Task) -> TarRecord | None:
-    """The record of a tar, if it was made from the same and the index exists."""
-    file = plan_files.find(output, _record_path(task))
-    if not file or file.build != task.digest[:16]:
-        return None
-    record = plan_files.decode_record(output, _record_path(task), file.content, TarRecord)
-    return record if is_stored(output, record.written.shard.index) else None
-
-
-def _record_path(task: Task) -> str:
-    return f"{naming.PLAN_FOLDER}tars/{task.path}.json"
-
-
-def _published(output: Storage, verb: str) -> Manifest | None:
+def published(output: Storage, verb: str) -> Manifest | None:
     """The head of the manifest at the output, None if there is none; ConfigError if another verb
     made it.
     """
@@ -231,8 +109,109 @@ def _published(output: Storage, verb: str) -> Manifest | None:
     return head
 
 
-def _other(output: Storage) -> ConfigError:
+def other_input(output: Storage) -> ConfigError:
+    """The error for a finished set whose input isn't what the verb was given now."""
     return ConfigError(
         f"{output.url}: finished before, from other input; remove {naming.MANIFEST} there to"
         " replace it"
     )
+
+
+def ensure(
+    output: Storage,
+    tasks: Sequence[Task],
+    make: Callable[[Task], TarRecord],
+    *,
+    is_finished: bool,
+    flags: Sequence[str],
+    source: tuple[str, int],
+    console: Console | None,
+) -> list[TarRecord]:
+    """The record of each tar of a set; workers `make` those that are missing.
+
+    `source` is what they read, and its size in bytes. Raises ConfigError if any is missing though
+    the set is finished.
+    """
+    records = [*in_order(output.reads_at_once, tasks, partial(find, output))]
+    if missing := [task for task, record in zip(tasks, records, strict=True) if record is None]:
+        if is_finished:
+            raise other_input(output)
+        say_beam(console)
+        from pipelines.build import for_each
+        from pipelines.runners import beam_options as options
+
+        beam_options = options.prepare(flags, source=source[0], output=output)
+        options.limit_workers(beam_options, flags, len(missing), source[1])
+        for_each(
+            partial(_ensure, output, make),
+            missing,
+            beam_options,
+            console.print if console else None,
+        )
+        records = [*in_order(output.reads_at_once, tasks, partial(find, output))]
+    if None in records:
+        raise ChangedInput(f"{source[0]}: changed while it was read; run the same command again")
+    return [record for record in records if record]
+
+
+def publish(
+    output: Storage,
+    verb: str,
+    splits: Mapping[str, list[Split]],
+    *,
+    source_digest: str,
+    options: dict[str, Any],
+    notes: Sequence[str] = (),
+    num_classes: int = 0,
+    rejected: Sequence[QuarantineEntry] = (),
+    base: Manifest | None = None,
+) -> LoadedSet:
+    """Writes the quarantine list and last the manifest of splits in parts; returns the set with its
+    head.
+
+    The classes are numbers. With `base`, which it replaces, the groups of that come first.
+    """
+    output.write(naming.quarantine_path(), b"".join(entry.line for entry in rejected))
+    manifest = Manifest(
+        kind=manifests.KIND,
+        version=manifests.VERSION,
+        digest="",
+        classes=class_infos(list(map(str, range(num_classes)))),
+        splits={name: history.joined(parts, num_classes) for name, parts in splits.items()},
+        quarantine=Quarantine(count=len(rejected), path=naming.quarantine_path()),
+        fixes={},
+        provenance=Provenance(
+            tool=_TOOL,
+            source=verb,
+            source_digest=source_digest,
+            options=options,
+            libraries={},
+            notes=[*notes],
+        ),
+    )
+    if base:
+        manifest = manifests.seal(history.appended(base, manifest))
+        history.publish(output, base, manifest)
+    else:
+        manifest = manifests.seal(manifest)
+        output.write(naming.MANIFEST, manifests.to_json(manifest), if_generation=ABSENT)
+    return LoadedSet(manifest, output)
+
+
+def _ensure(output: Storage, make: Callable[[Task], TarRecord], task: Task) -> None:
+    if find(output, task) is None:
+        record = msgspec.json.encode(make(task))
+        plan_files.write(output, _record_path(task), task.digest[:16], record)
+
+
+def find(output: Storage, task: Task) -> TarRecord | None:
+    """The record of a tar, if it was made from the same and the index exists."""
+    file = plan_files.find(output, _record_path(task))
+    if not file or file.build != task.digest[:16]:
+        return None
+    record = plan_files.decode_record(output, _record_path(task), file.content, TarRecord)
+    return record if is_stored(output, record.written.shard.index) else None
+
+
+def _record_path(task: Task) -> str:
+    return f"{naming.PLAN_FOLDER}tars/{task.path}.json"

@@ -1,8 +1,9 @@
-"""Runs verbs in this process, where Beam inspects a step of each kind once: a build of a few images
-takes half the time.
+"""Raw images, and verbs run in this process, where Beam inspects a step of each kind once: a build
+of a few images takes half the time.
 """
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -10,6 +11,7 @@ import pytest
 from apache_beam.transforms import userstate
 
 from pipelines import cli
+from tests.makers.folders import write_class_folders
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -23,6 +25,14 @@ def quick_beam() -> Iterator[None]:
 
     with patch.object(userstate, "get_dofn_specs", specs):
         yield
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """The splits train and test of three classes, with 20 small images of each."""
+    return write_class_folders(
+        tmp_path / "raw", ["cat", "dog", "owl"], 20, splits=["train", "test"]
+    )
 
 
 @pytest.fixture

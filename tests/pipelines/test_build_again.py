@@ -5,6 +5,7 @@ input.
 import os
 import re
 import shutil
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,24 +19,24 @@ from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
 from pipelines.images.options import ImageOptions
 from pipelines.plan import paths
-from pipelines.runners import options
-from shardset.errors import ChangedInput, ConfigError, ManifestError, SourceError
+from pipelines.runners import beam_options as options
+from shardset.errors import (
+    ChangedInput,
+    ConfigError,
+    ManifestError,
+    PreconditionFailed,
+    SourceError,
+)
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.storage.open import open_storage
 from tests.makers import odd_images, planned
 from tests.makers.built import HERE, add, built, config_of, unfinished
 from tests.makers.cifar import cifar10, python_files, write_archive
+from tests.makers.doors import told
 from tests.makers.folders import write_class_folders, write_csv
 from tests.makers.stored import files_of
 from tests.makers.tars import tar_bytes
-
-
-@pytest.fixture
-def raw(tmp_path: Path) -> Path:
-    return write_class_folders(
-        tmp_path / "raw", ["cat", "dog", "owl"], 20, splits=["train", "test"]
-    )
 
 
 def test_a_rerun_finds_everything_finished_and_changes_nothing(raw, tmp_path):
@@ -120,6 +121,51 @@ def test_only_some_shards_can_be_written_and_then_the_rest(raw, tmp_path):
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
+def test_a_shard_of_unknown_origin_that_comes_later_is_refused_and_its_removal_helps(raw):
+    storage, name = open_storage(f"memory://{uuid.uuid4().hex}"), "train/train-000001.tar"
+    config = config_of(raw, storage.url)
+
+    def put_once(verb, path):
+        if (verb, path) == ("close", paths.PLAN):
+            storage.write(name, b"somebody's")
+
+    def write(output):
+        builds.run(prepare(config, output), options.beam_options(HERE, output))
+
+    with pytest.raises(
+        PreconditionFailed, match=r"train-000001\.tar: a different object exists.*remove it"
+    ):
+        write(told(storage, uuid.uuid4().hex, put_once))
+    assert storage.read(name) == b"somebody's"
+    storage.delete(name)
+    write(storage)
+    assert verify(storage.url, deep=True).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("differences", "options"),
+    [
+        ("seed was 0 and is 1", {"seed": 1}),
+        (
+            "num_shards was [^;]* and is [^;]*; seed was 0 and is 1",
+            {"num_shards": {"": 2}, "seed": 1},
+        ),
+        ("the input is not the same [^;]*", {"input": "train"}),
+    ],
+)
+def test_a_build_that_differs_is_told_its_options_or_its_input_and_nothing_else(
+    raw, tmp_path, differences, options
+):
+    config = config_of(raw, tmp_path / "out")
+    prepare(config, open_storage(config.output))
+    if "input" in options:
+        options = {"input": f"{raw}/train"}
+    with pytest.raises(
+        ConfigError, match=rf"already holds an unfinished build \({differences}\); finish"
+    ):
+        prepare(replace(config, **options), open_storage(config.output))
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_file_that_looks_like_a_shard_of_somebody_else_is_not_overwritten(
     raw, tmp_path, overwrite
@@ -142,23 +188,6 @@ def test_overwrite_replaces_a_set_at_once_and_leaves_nothing_of_the_old_one(raw,
     assert again.published is not None
     assert (again.published.digest, again.published.quarantine) == (new.digest, new.quarantine)
     assert manifests.load(str(tmp_path / "out"))[0] == new
-
-
-def test_while_a_set_is_replaced_the_old_one_stays_whole(raw, tmp_path):
-    build(config_of(raw, tmp_path / "out"), HERE)
-    old = manifests.load(str(tmp_path / "out"))[0]
-    partly = config_of(
-        raw, tmp_path / "out", seed=1, overwrite=True, only_shards=frozenset({("train", 0)})
-    )
-    build(partly, HERE)
-    assert manifests.load(str(tmp_path / "out"))[0] == old
-    storage = open_storage(str(tmp_path / "out"))
-    for shard in old.split("train").shards:
-        assert len(storage.read(shard.path)) == shard.num_bytes
-    new = built(replace(partly, only_shards=frozenset()))
-    assert {p.parent.name for p in (tmp_path / "out").rglob("*.tar")} == {
-        Path(s.path).parent.name for s in new.split("train").shards
-    } | {Path(s.path).parent.name for s in new.split("test").shards}
 
 
 def test_overwrite_leaves_what_the_replaced_set_does_not_list(raw, tmp_path):
@@ -197,51 +226,41 @@ def test_a_set_that_is_the_input_is_not_overwritten(raw, tmp_path, place):
     assert files_of(out) == before
 
 
-@pytest.mark.parametrize("place", ["tars/new", "link/new"])
-def test_an_output_among_the_tars_that_are_read_is_refused_before_a_rerun_reads_its_shards(
-    tmp_path, place
+@pytest.mark.parametrize("place", ["new", "deep/new"])
+@pytest.mark.parametrize(
+    ("act", "source", "reason"),
+    [
+        (build, "folder", "so the tars would be among.* outside of it$"),
+        (builds.dry_run, "folder", "so the tars would be among.* outside of it$"),
+        (build, "webdataset", "whose tars are the input.*outside of it"),
+    ],
+)
+@pytest.mark.parametrize("folder", ["input", "link"])
+def test_an_output_in_the_input_is_refused_before_anything_is_written(
+    tmp_path, act, source, reason, folder, place
 ):
-    add(
-        tmp_path,
-        "tars/train-0.tar",
-        tar_bytes({"a.png": odd_images.png(1), "b.png": odd_images.png(2)}),
-    )
-    (tmp_path / "link").symlink_to("tars")
-    before = files_of(tmp_path / "tars")
-    with pytest.raises(
-        ConfigError, match=r"is in the input .*tars, whose tars are the input.*outside of it"
-    ):
-        build(
-            config_of(tmp_path / "tars", tmp_path / place, source="webdataset", num_shards={"": 1}),
-            HERE,
-        )
-    assert files_of(tmp_path / "tars") == before
-    named = config_of(
-        tmp_path / "tars" / "train-0.tar", tmp_path / place, source="webdataset", num_shards={"": 1}
-    )
-    assert built(named) == built(named)
-
-
-@pytest.mark.parametrize("place", ["photos", "link/shards"])
-def test_an_output_in_the_folder_of_raw_images_is_refused_before_anything_is_written(
-    tmp_path, place
-):
-    photos = write_class_folders(tmp_path / "photos", ["a", "b"], 2)
-    (tmp_path / "link").symlink_to("photos")
-    before = files_of(photos)
-    for run in (build, builds.dry_run):
-        with pytest.raises(
-            ConfigError,
-            match=r"is in the input .*photos, so the tars would be among.* outside of it$",
-        ):
-            run(config_of(photos, tmp_path / place), HERE)
-    assert files_of(photos) == before
+    files = write_class_folders(tmp_path / "input", ["a", "b"], 2)
+    add(files, "train-0.tar", tar_bytes({"a.png": odd_images.png(1)}))
+    (tmp_path / "link").symlink_to("input")
+    before = files_of(files)
+    config = config_of(files, tmp_path / folder / place, source=source)
+    with pytest.raises(ConfigError, match=rf"is in the input .*input, {reason}"):
+        act(config, HERE)
+    assert files_of(files) == before
 
 
 @pytest.mark.parametrize("place", ["in", "in/photos-shards"])
 def test_an_output_beside_or_around_the_raw_images_is_allowed(tmp_path, place):
     photos = write_class_folders(tmp_path / "in/photos", ["a", "b"], 2)
     config = config_of(photos, tmp_path / place, num_shards={"": 1})
+    assert built(config) == built(config)
+
+
+def test_an_output_next_to_the_one_tar_that_is_read_is_allowed(tmp_path):
+    pictures = {"a.png": odd_images.png(1), "b.png": odd_images.png(2)}
+    add(tmp_path, "tars/train-0.tar", tar_bytes(pictures))
+    where = tmp_path / "tars/train-0.tar", tmp_path / "tars/new"
+    config = config_of(*where, source="webdataset", num_shards={"": 1})
     assert built(config) == built(config)
 
 
@@ -322,7 +341,7 @@ def test_an_input_that_changes_while_it_is_written_fails_the_build(raw, tmp_path
     prepared = prepare(config, open_storage(config.output))
     (raw / "test" / "cat" / "000.png").write_bytes(odd_images.png(99))
     with pytest.raises(ChangedInput, match=r"test/cat/000\.png: not the object that was planned"):
-        builds.run(prepared, options.beam_options(HERE, prepared.files.output))
+        builds.run(prepared, options.beam_options(HERE, prepared.build.files.output))
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 

@@ -9,9 +9,8 @@ from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
 from shardset.format.manifest import load
 from tests.makers import imagenet
+from tests.makers.built import HERE
 from tests.makers.stored import samples_of
-
-HERE = ["--direct_running_mode=in_memory"]
 
 
 @pytest.mark.parametrize("layout", ["archives", "kaggle", "class folders"])

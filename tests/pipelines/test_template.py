@@ -12,7 +12,6 @@ import pytest
 from google.cloud.dataflow_v1beta3.types import TemplateMetadata
 
 from pipelines import template
-from pipelines.cli import main
 from pipelines.config import SOURCES, BuildConfig
 from pipelines.images.options import ImageOptions
 from pipelines.parsers import parser
@@ -42,32 +41,23 @@ def test_dataflow_takes_the_metadata_as_the_program_prints_it():
     found = TemplateMetadata.from_json(done.stdout)
     assert {parameter.name for parameter in found.parameters} == PARAMETERS.keys()
     assert all(parameter.label and parameter.help_text for parameter in found.parameters)
+    assert all(name in PARAMETERS["source"]["helpText"] for name in SOURCES)
     required = {parameter.name for parameter in found.parameters if not parameter.is_optional}
     assert required == {"source", "input", "output", "sdk_container_image"}
 
 
-def test_the_help_of_the_source_names_every_source():
-    assert all(name in PARAMETERS["source"]["helpText"] for name in SOURCES)
+def values_of(parameter: dict) -> dict:
+    """What a parameter accepts, and what the build then gets."""
+    if parameter["paramType"] == "BOOLEAN":
+        return {"true": True, "false": False}
+    return {option["value"]: option["value"] for option in parameter.get("enumOptions", ())}
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, one in PARAMETERS.items() if one["paramType"] == "BOOLEAN"]
-)
-def test_a_switch_is_given_as_true_or_false(name):
-    assert getattr(parsed([*NEEDED, f"--{name}=true"]), name) is True
-    assert getattr(parsed([*NEEDED, f"--{name}=false"]), name) is False
-
-
-@pytest.mark.parametrize(
-    "name", [name for name, one in PARAMETERS.items() if one["paramType"] == "ENUM"]
-)
-def test_a_choice_takes_each_of_its_values(name):
+@pytest.mark.parametrize("name", [name for name in PARAMETERS if values_of(PARAMETERS[name])])
+def test_a_switch_is_true_or_false_and_a_choice_takes_each_of_its_values(name):
     verb = ["--verb=append"] if name == "append" else []
-    for option in PARAMETERS[name]["enumOptions"]:
-        assert (
-            getattr(parsed([*NEEDED, *verb, f"--{name}={option['value']}"]), name)
-            == option["value"]
-        )
+    for text, value in values_of(PARAMETERS[name]).items():
+        assert getattr(parsed([*NEEDED, *verb, f"--{name}={text}"]), name) == value
 
 
 def test_values_arrive_as_they_are_and_flags_of_beam_stay():
@@ -95,21 +85,8 @@ def test_a_switch_that_is_neither_is_refused(capsys):
     assert "ignored explicit argument 'perhaps'" in capsys.readouterr().err
 
 
-def test_a_build_on_this_machine_can_not_end_before_its_command(tmp_path: Path, capsys):
-    assert (
-        main(
-            [
-                "build",
-                "--source=folder",
-                f"--input={tmp_path}",
-                f"--output={tmp_path / 'out'}",
-                "--no-wait",
-            ]
-        )
-        == 2
-    )
-    assert (
-        "--no-wait is for --runner DataflowRunner: elsewhere a build ends with this command"
-        in capsys.readouterr().err
-    )
+def test_a_build_on_this_machine_can_not_end_before_its_command(tmp_path: Path, said):
+    words = ["--source=folder", f"--input={tmp_path}", f"--output={tmp_path / 'out'}", "--no-wait"]
+    text = "--no-wait is for --runner DataflowRunner: elsewhere a build ends with this command"
+    assert text in said("build", *words, code=2)
     assert not (tmp_path / "out").exists()

@@ -3,21 +3,14 @@
 import io
 import json
 import re
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
 from pipelines import cli
-from pipelines.check.inspect import (
-    NO_NAME,
-    find_key,
-    find_label,
-    find_name,
-    inspect,
-    overview,
-    samples_of_shard,
-)
+from pipelines.check.inspect import NO_NAME, find_label, inspect, overview
 from pipelines.check.render import render_overview, render_samples
 from shardset import terminal
 from shardset.errors import ConfigError, NotFound
@@ -25,6 +18,7 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import ClassInfo, LoadedSet
 from shardset.format.rows import Origin
+from tests.makers.built import inspected
 from tests.makers.shardset import new_set, png_samples, publish, quarantine
 
 NAME = "raw/{}/bild {}.PNG"
@@ -57,8 +51,8 @@ def shown(renderable: object, width: int = 240) -> str:
 
 
 def test_the_overview_counts_splits_shards_and_classes():
-    manifest, storage, _ = made()
-    found = overview(manifest, storage.url)
+    loaded = made()
+    found = overview(loaded, "here")
     splits = [(one.name, one.num_samples, one.smallest, one.largest) for one in found["splits"]]
     assert splits == [("train", 7, 3, 4), ("val", 4, 2, 2)]
     counts = [row["counts"] for row in found["classes"]]
@@ -66,44 +60,39 @@ def test_the_overview_counts_splits_shards_and_classes():
     shards = [(row["split"], row["number"], row["first_id"]) for row in found["shards"]]
     assert shards == [("train", 0, 0), ("train", 1, 3), ("val", 0, 0), ("val", 1, 2)]
     assert found["fixes"] == {"cmyk-to-rgb": 3}
-    found = overview(manifest, storage.url, split="train", label=1)
+    found = overview(loaded, "here", split="train", label=1)
     assert [split.name for split in found["splits"]] == ["train"]
     assert [(row["label"], row["counts"]) for row in found["classes"]] == [(1, {"train": 2})]
 
 
 def test_the_samples_of_a_shard_are_in_order_with_their_names_and_byte_ranges():
-    loaded = made()
-    samples = samples_of_shard(loaded, "train", 1)
+    storage = made().storage
+    samples = inspected(storage.url, split="train", shard=1)
     first = [(s.position, s.id, s.key) for s in samples[:2]]
     assert first == [(0, 3, "train-000003"), (1, 4, "train-000004")]
     assert [s.name for s in samples] == [NAME.format("train", n) for n in (3, 4, 5, 0)]
-    tar = loaded.storage.read(samples[2].shard)
     offset, size = samples[2].byte_ranges["cls"]
+    tar = storage.read(samples[2].shard)
     assert tar[offset : offset + size] == str(samples[2].label).encode()
     assert samples[2].class_name == f"cat {samples[2].label}"
 
 
-def test_a_sample_and_its_copies_are_found_by_key_and_from_its_name_back():
-    loaded = made()
-    (by_key,) = find_key(loaded, "train-000004")
+def test_a_sample_and_its_copies_are_found_by_key_and_by_name():
+    url = made().storage.url
+    [by_key] = inspected(url, key="train-000004")
     assert by_key.name == NAME.format("train", 4)
-    assert find_name(loaded, by_key.name) == [by_key]
-    copies = find_key(loaded, "train-000000")
+    assert inspected(url, name=by_key.name) == [by_key]
+    copies = inspected(url, key="train-000000")
     assert [(s.key, s.copy) for s in copies] == [("train-000000", 0), ("train-000000@1", 1)]
-    assert find_name(loaded, NAME.format("train", 0)) == copies
-    assert find_key(loaded, "train-000000@1") == copies[1:]
-    for key in ("caf\udce9", "ü", "train-00000"):
-        with pytest.raises(ConfigError, match="no sample has the key"):
-            find_key(loaded, key)
-
-
-def test_the_last_part_of_a_name_suffices_and_part_of_a_part_does_not():
-    loaded = made()
+    assert inspected(url, name=NAME.format("train", 0)) == copies
+    assert inspected(url, key="train-000000@1") == copies[1:]
+    # the last part of a name suffices, and part of a part does not
     for split, keys in ((None, ["train-000002", "val-000002"]), ("val", ["val-000002"])):
-        found = find_name(loaded, "bild 2.PNG", split=split)
-        assert [sample.key for sample in found] == keys
-    with pytest.raises(ConfigError, match=r"no sample was made from '2\.PNG'"):
-        find_name(loaded, "2.PNG")
+        assert [s.key for s in inspected(url, name="bild 2.PNG", split=split)] == keys
+    asked: Any
+    for asked in ({"key": "caf\udce9"}, {"key": "ü"}, {"key": "train-00000"}, {"name": "2.PNG"}):
+        with pytest.raises(ConfigError, match=r"no sample (has the key|was made from '2\.PNG')"):
+            inspect(url, **asked)
 
 
 def entry(name: str, reason: str) -> bytes:
@@ -115,8 +104,9 @@ def test_the_name_of_a_quarantined_file_is_found_with_the_reason_and_another_is_
     built,
 ):
     manifest, storage, _ = made(built=built)
-    lines = entry("cat/uncut.png", "no"), entry("cat/cut.png", "is cut at byte 3")
-    loaded = LoadedSet(quarantine(storage, manifest, *lines), storage)
+    quarantine(
+        storage, manifest, entry("cat/uncut.png", "no"), entry("cat/cut.png", "is cut at byte 3")
+    )
     unknown = "does not list it; check the spelling" if built else "no build made this set"
     known = (
         r"no sample was made from '{}'; .*\.jsonl says why: cat/cut\.png \(split train\): is cut"
@@ -128,21 +118,22 @@ def test_the_name_of_a_quarantined_file_is_found_with_the_reason_and_another_is_
         ("cut.png", "val", unknown),
     ):
         with pytest.raises(ConfigError, match=message):
-            find_name(loaded, asked, split=split)
+            inspect(storage.url, name=asked, split=split)
     storage.delete(naming.quarantine_path())
-    assert not built or find_name(loaded, NAME.format("train", 1))
+    assert not built or inspect(storage.url, name=NAME.format("train", 1))
     with pytest.raises(NotFound, match=r"quarantine\.jsonl"):
-        find_name(loaded, "cut.png")
+        inspect(storage.url, name="cut.png")
 
 
 def test_samples_that_no_build_made_are_found_by_key_and_have_no_names():
-    loaded = made(built=False)
-    (sample,) = find_key(loaded, "val-000003")
-    assert sample.name is None
-    for samples in ([sample], samples_of_shard(loaded, "val", 0)):
+    url = made(built=False).storage.url
+    asked: Any
+    for asked in ({"key": "val-000003"}, {"split": "val", "shard": 0}):
+        samples: Any = inspect(url, **asked)
+        assert {sample["name"] for sample in samples} == {None}
         assert NO_NAME in shown(render_samples(samples))
     with pytest.raises(ConfigError, match=r"no build made this set, so .*; use --key"):
-        find_name(loaded, "bild 2.PNG")
+        inspect(url, name="bild 2.PNG")
 
 
 def test_a_class_is_found_by_label_name_or_wnid_if_there_is_one():
@@ -155,32 +146,28 @@ def test_a_class_is_found_by_label_name_or_wnid_if_there_is_one():
         find_label(replace(manifest, classes=alike), "crane")
 
 
-def test_the_verb_prints_tables(said, monkeypatch):
+def test_the_verb_prints_tables_and_json(said, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    storage = made().storage
-    text = said("inspect", storage.url)
+    url = made().storage.url
+    text = said("inspect", url)
     facts = "train/train-000001.tar", "cat 3", "n00003", "3 to 4", "cmyk-to-rgb 3", "quarantined: 0"
     assert all(fact in text for fact in facts)
-    assert "cat 3" not in said("inspect", storage.url, "--class", "cat 1")
+    assert "cat 3" not in said("inspect", url, "--class", "cat 1")
     monkeypatch.setattr(terminal, "MAX_ROWS", 3)
-    samples = said("inspect", storage.url, "--split", "train", "--shard", 1)
+    samples = said("inspect", url, "--split", "train", "--shard", 1)
     assert "... and 1 more (all of them with --json)" in samples
-
-
-@pytest.mark.parametrize(
-    ("flags", "keys"),
-    [
+    monkeypatch.delenv("COLUMNS")  # lines to another program are not folded
+    long = new_set(png_samples("train", 2, size=8), f"memory://inspect-{'long' * 40}/set")
+    assert said("inspect", long).startswith(f"{long}: version 1, from ")
+    assert len(json.loads(said("inspect", url, "--json"))["classes"]) == 4
+    for flags, keys in (
         (["--shard=0", "--split=val"], ["val-000000", "val-000001"]),
         (["--shard=0", "--split=val", "--class=1"], ["val-000001"]),
         (["--key=val-000003"], ["val-000003"]),
-        (["--name=raw/val/bild 3.PNG"], ["val-000003"]),
         (["--name=bild 3.PNG", "--split=train"], ["train-000003"]),
-    ],
-)
-def test_the_verb_prints_json(said, flags, keys):
-    words = "inspect", made().storage.url, "--json"
-    assert [sample["key"] for sample in json.loads(said(*words, *flags))] == keys
-    assert len(json.loads(said(*words))["classes"]) == 4
+    ):
+        answer = json.loads(said("inspect", url, "--json", *flags))
+        assert [sample["key"] for sample in answer] == keys
 
 
 def test_questions_without_an_answer_are_refused(capsys):
@@ -199,7 +186,7 @@ def test_questions_without_an_answer_are_refused(capsys):
 
 @pytest.mark.parametrize(("width", "whole"), [(60, True), (40, False)])
 def test_a_narrow_terminal_folds_names_and_never_shows_another_number(width, whole):
-    empty = overview(made().manifest, "") | {"classes": [], "shards": []}
+    empty = overview(made(), "") | {"classes": [], "shards": []}
     sizes: dict = {"num_samples": 1281167, "num_shards": 1024, "smallest": 1252, "largest": 1252}
     sizes |= {"num_bytes": 147897477120, "fields": ["jpg"]}
     row = replace(empty["splits"][0], name="validation", **sizes)
@@ -208,12 +195,6 @@ def test_a_narrow_terminal_folds_names_and_never_shows_another_number(width, who
     expected = ["1,281,167", "1,024", "1,252", "147.9"]
     assert (numbers == expected) == whole
     assert all(number in expected or number.endswith("…") for number in numbers)
-
-
-def test_lines_to_another_program_are_not_folded(said, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    url = new_set(png_samples("train", 2, size=8), f"memory://inspect-{'long' * 40}/set")
-    assert said("inspect", url).startswith(f"{url}: from ")
 
 
 def test_a_hostile_name_neither_styles_nor_moves_the_terminal_nor_breaks_the_line_of_an_error(
@@ -226,8 +207,8 @@ def test_a_hostile_name_neither_styles_nor_moves_the_terminal_nor_breaks_the_lin
     ]
     loaded = manifests.load(new_set(samples, num_shards=1, num_classes=4))
     manifest, storage, _ = loaded
-    found = samples_of_shard(loaded, "train", 0)
-    assert [sample.name for sample in found] == names
+    found: Any = inspect(storage.url, shard=0)
+    assert [sample["name"] for sample in found] == names
     text = shown(render_samples(found))
     assert all(part in text for part in ("[bold red]\\x1b[2J", "a\\rb"))
     assert "\x1b[2J" not in text

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from pipelines.build import build
 from pipelines.check.verify import verify
+from pipelines.export.side_files import export
 from pipelines.export.stale import STALE
-from pipelines.export.write import export
 from shardset.format import manifest as manifests
 from tests.makers.built import DAY, HERE, append_of, built, config_of, forget, verified
 from tests.makers.folders import write_class_folders, write_jsonl

@@ -3,6 +3,7 @@
 import io
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 
@@ -26,23 +27,28 @@ def as_jpeg(image: Image.Image, quality: int) -> Image.Image:
 
 
 def pairs(greys: list[np.ndarray], splits: list[int]) -> list[tuple[int, int]]:
-    return [
-        (pair.left, pair.right) for pair in alike.similar_pairs(np.array(greys), np.array(splits))
-    ]
+    numbers = range(len(greys))
+    found = alike.similar_pairs(numbers, np.array(greys), np.array(splits))
+    return [(pair.left, pair.right) for pair in found]
 
 
 def test_equal_images_have_the_same_checksum_and_size_and_show_every_split_and_label_first():
-    rows = np.zeros(7, [(name, int) for name in ("image_crc32c", "image_bytes", "split", "label")])
-    rows["image_crc32c"] = [5, 6, 5, 5, 6, 7, 5]
-    rows["image_bytes"] = [10, 10, 10, 11, 10, 10, 10]
-    rows["split"] = [0, 0, 0, 0, 0, 0, 1]
-    rows["label"] = [1, 2, 1, 1, 3, 1, 1]
-    found = alike.equal_images(rows, np.arange(7))
+    samples = pa.table(
+        {
+            "row": range(8),
+            "image_crc32c": [5, 6, 5, 5, 6, 7, 5, 5],
+            "image.bytes": [10, 10, 10, 11, 10, 10, 10, 10],
+            "split": ["train"] * 6 + ["val"] * 2,
+            "label": [1, 2, 1, 1, 3, 1, 1, 1],
+            "copy": [0] * 7 + [1],
+        }
+    )
+    found = alike.equal_images(samples)
     assert [(group.samples, group.num_splits, group.num_labels) for group in found] == [
         ([1, 4], 1, 2),
         ([0, 6, 2], 2, 1),
     ]
-    assert alike.equal_images(rows, np.zeros(0, np.int64)) == []
+    assert alike.equal_images(samples.slice(0, 0)) == []
 
 
 @pytest.mark.parametrize(
@@ -65,15 +71,14 @@ def test_a_changed_copy_in_another_split_is_found(change):
 def test_copies_within_a_split_and_pictures_without_contrast_are_like_nothing():
     same, flat = grey(photograph(1)), np.full((alike.SIDE, alike.SIDE), 80, np.uint8)
     assert pairs([same, same, flat, flat], [0, 0, 0, 1]) == []
-    assert (
-        alike.similar_pairs(np.zeros((0, alike.SIDE, alike.SIDE), np.uint8), np.zeros(0, int)) == []
-    )
+    no_greys = np.zeros((0, alike.SIDE, alike.SIDE), np.uint8)
+    assert alike.similar_pairs([], no_greys, np.zeros(0, int)) == []
 
 
 def test_the_nearest_of_several_is_named_once_and_every_two_splits_are_compared():
     image = photograph(3)
     stored = [grey(as_jpeg(image, 30)), grey(image), grey(as_jpeg(image, 60)), grey(image)]
-    (pair,) = alike.similar_pairs(np.stack(stored), np.array([0, 0, 0, 1]))
+    [pair] = alike.similar_pairs(range(4), np.stack(stored), np.array([0, 0, 0, 1]))
     assert (pair.left, pair.right, pair.alike) == (3, 1, 1.0)
     assert {frozenset(pair) for pair in pairs([stored[1]] * 3, [0, 1, 2])} == set(
         map(frozenset, ({0, 1}, {0, 2}, {1, 2}))

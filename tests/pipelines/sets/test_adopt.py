@@ -122,16 +122,6 @@ def test_a_set_of_tars_of_others_is_what_webdataset_reads(how, format, tmp_path)
     assert sorted(read) == sorted(key for key, _ in stock(tmp_path))
 
 
-def test_a_tar_that_lacks_a_field_of_the_others_is_checked_as_they_are(tmp_path, said):
-    for number in range(3):
-        files = members(number)[: 1 if number == 1 else None]
-        add(tmp_path, f"t-{number}.tar", tar_bytes(files))
-    adopted(tmp_path)
-    for verb, *flags in (["report"], ["export", "--to", "hf,wids"]):
-        said(verb, tmp_path, *flags)
-    assert "9 samples" in said("verify", tmp_path, "--deep")
-
-
 @pytest.mark.gcs
 def test_tars_in_a_bucket_are_read_once_and_where_they_are(gcs_root, tmp_path):
     storage = open_storage(gcs_root)
@@ -148,7 +138,6 @@ def files(*names: str) -> list[tarfile.TarInfo]:
 
 ODD = {
     "a hard link": ([*files("0.txt"), special("1.txt", tarfile.LNKTYPE, "0.txt")], "is a link"),
-    "a symbolic link": ([*files("0.txt"), special("1.txt", tarfile.SYMTYPE, "0.txt")], "is a link"),
     "no key between": (files("0.a", "README", "0.b", "1.a"), "no dot"),
     "a field twice": (files("0.txt", "0.TXT", "1.txt"), "twice"),
     "a long name": (files("k" * 1024 + ".txt", "1.txt"), "over 1024 bytes"),
@@ -178,17 +167,8 @@ GOOD = tar_bytes([("0.txt", b"x" * 3000)])
 
 BAD = {
     "truncated": (GOOD[:2000], "cut"),
-    "no end": (GOOD[:3584], "no end mark"),
-    "compressed": (b"\x1f\x8b" + GOOD, "gzip"),
-    "two": (GOOD + GOOD, "joined"),
     "nothing": (b"", "cut"),
-    "empty": (tar_bytes([]), "no sample"),
     "odd": (tar_bytes([("README", b"x")]), "holds no sample .*no dot"),
-    "damaged": (b"\1" + GOOD[1:], "damaged"),
-    "huge header": (
-        tar_of([(plain("a" * (2 << 20) + ".txt", b""), b"")], tarfile.PAX_FORMAT),
-        "longer than",
-    ),
     "many fields": (tar_bytes([(f"{n}.f{n}", b"x") for n in range(901)]), "more than 900 fields"),
 }
 
@@ -219,27 +199,34 @@ def test_sparse_members_are_listed(tmp_path):
 
 
 def test_empty_members_odd_keys_and_long_members_are_read_exactly(tmp_path):
-    big = np.random.default_rng(0).bytes(3 << 20)
+    noise = np.random.default_rng(0).integers(0, 256, (700, 1600, 3), np.uint8)
     files = [
         ("./a b/0.txt", b""),
-        ("./a b/0.bin", big),
+        ("./a b/0.png", big := encode(noise, "png")),
         ("./a b/1.bin", big[1:]),
         ("./a b/1.cls", b" 007\n"),
     ]
+    assert len(big) > 3 << 20
     add(tmp_path, "t-0.tar", tar_bytes(files, tarfile.GNU_FORMAT))
-    manifest = adopted(tmp_path)
-    assert manifest.split("t").class_totals == [0] * 7 + [1]
+    assert adopted(tmp_path).split("t").class_totals == [0] * 7 + [1]
     assert ours(tmp_path) == stock(tmp_path)
     verified(tmp_path)
+    sample, _ = inspected(tmp_path, shard=0)
+    assert (sample.width, sample.height) == (1600, 700)
 
 
-def test_images_of_several_pieces_have_their_sizes(tmp_path):
-    noise = np.random.default_rng(0).integers(0, 256, (700, 800, 3), np.uint8)
-    add(tmp_path, "t-0.tar", tar_bytes([("0.png", data := encode(noise, "png"))]))
-    assert len(data) > 1 << 20
-    adopted(tmp_path)
-    [sample] = inspected(tmp_path, key="0")
-    assert (sample.width, sample.height) == (800, 700)
+def test_tars_with_different_fields_are_one_group(tmp_path, said):
+    image = image_bytes(0)
+    add(tmp_path, "t-0.tar", tar_bytes([("0.png", image), ("0.txt", b"x"), ("0.cls", b"3")]))
+    more = [("1.json", b'{"label": 1}'), ("1.txt", b"y"), ("2.txt", b"z")]
+    add(tmp_path, "t-1.tar", tar_bytes(more))
+    manifest = adopted(tmp_path)
+    assert patterns(manifest) == {"t": ["t-{0..1}.tar"]}
+    assert manifest.split("t").fields == ["cls", "png", "txt", "json"]
+    assert ours(tmp_path) == stock(tmp_path)
+    for verb, *flags in (["report"], ["export", "--to", "hf,wids"]):
+        said(verb, tmp_path, *flags)
+    assert "3 samples" in said("verify", tmp_path, "--deep")
 
 
 def test_the_manifest_may_lie_above_the_tars_and_nowhere_else(tmp_path):
@@ -294,19 +281,6 @@ def test_a_rerun_reads_only_tars_that_changed_or_are_new(tmp_path):
         if times.get(path.name) != path.stat().st_mtime_ns
     }
     assert changed == {"t-1.parquet", "t-3.parquet"}
-    assert ours(tmp_path) == stock(tmp_path)
-
-
-def test_tars_with_different_fields_are_one_group(tmp_path):
-    add(tmp_path, "t-0.tar", tar_bytes([("0.txt", b"x"), ("0.cls", b"3")]))
-    add(
-        tmp_path,
-        "t-1.tar",
-        tar_bytes([("1.json", b'{"label": 1}'), ("1.txt", b"y"), ("2.txt", b"z")]),
-    )
-    manifest = adopted(tmp_path)
-    assert patterns(manifest) == {"t": ["t-{0..1}.tar"]}
-    assert manifest.split("t").fields == ["cls", "txt", "json"]
     assert ours(tmp_path) == stock(tmp_path)
 
 

@@ -112,7 +112,7 @@ def render(data: ReportData) -> bytes:
         min_alike=alike.MIN_ALIKE,
         num_bytes=decimal(sum(split.num_tar_bytes for split in splits.values())),
         first_three=_first_three,
-        flat=[data.catalog.key(sample) for sample, image in data.images.items() if image.flat],
+        flat=[data.sample(row)["key"] for row, image in data.images.items() if image.flat],
         boxes=boxes,
         numbers=numbers,
         box_rows=[
@@ -137,7 +137,6 @@ def render(data: ReportData) -> bytes:
         ],
         sizes=list(_sizes(data)),
         duplicates=data.duplicates[:MAX_SHOWN],
-        labels=data.catalog.rows["label"],
         max_shown=MAX_SHOWN,
         max_group=MAX_GROUP_SHOWN,
         damage=[astuple(each) for each in data.damage[:MAX_ROWS]],
@@ -160,13 +159,11 @@ def _reasons(rejected: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, int]
 
 def _sizes(data: ReportData) -> Iterator[tuple[str, int, str, int, int, int]]:
     """For each split: its decoded images, their most frequent size, and their shorter sides."""
-    split_of = data.catalog.rows["split"]
-    for number, name in enumerate(data.catalog.splits):
-        sizes = [
-            (image.width, image.height)
-            for sample, image in data.images.items()
-            if split_of[sample] == number
-        ]
+    by_split: dict[str, list[tuple[int, int]]] = {name: [] for name in data.manifest.splits}
+    names = data.samples["split"]
+    for row, image in data.images.items():
+        by_split[names[row].as_py()].append((image.width, image.height))
+    for name, sizes in by_split.items():
         if sizes:
             (width, height), times = Counter(sizes).most_common(1)[0]
             sides = sorted(map(min, sizes))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.export.formats import BESIDE, FORMATS, TAKE_URLS
+from pipelines.export.formats import FORMATS
 from shardset.errors import ConfigError, NotFound
 from shardset.format import manifest as manifests
 from shardset.program import did_you_mean
@@ -15,7 +15,7 @@ from shardset.storage.open import is_address, open_storage
 Outcome = Literal["written", "replaced", "unchanged"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ExportedFile:
     """One side file: its reader, its path, its size, and what was done."""
 
@@ -38,33 +38,25 @@ def export(
             raise ConfigError(
                 f"no format {name!r}{did_you_mean(name, FORMATS)}; there are {', '.join(FORMATS)}"
             )
-    loaded = manifests.load_whole(url)
-    manifest, storage = loaded.manifest, loaded.storage
+    manifest, storage, _ = manifests.load_whole(url)
     target = storage if output is None else open_storage(output)
-    exported, contents = [], []
-    for name in formats:
-        for path, content in FORMATS[name](manifest, _prefix(storage.url, target.url, name)):
-            exported.append(
-                ExportedFile(
-                    format=name,
-                    path=path,
-                    num_bytes=len(content),
-                    outcome=_outcome(target, path, content),
-                )
-            )
-            contents.append(content)
-    for file in exported:
+    files = [
+        (ExportedFile(name, path, len(content), _outcome(target, path, content)), content)
+        for name in formats
+        for path, content in FORMATS[name](manifest, _prefix(storage.url, target.url, name))
+    ]
+    for file, _ in files:
         if file.outcome == "replaced" and not overwrite:
             raise ConfigError(
                 f"{target.url}/{file.path}: differs from what {file.format} gets from this"
                 " manifest; check it, then give --overwrite to replace it"
             )
-    for file, content in zip(exported, contents, strict=True):
+    for file, content in files:
         if file.outcome != "unchanged":
             # A file that appeared since the check is not replaced unasked.
             expected = ABSENT if file.outcome == "written" else None
             target.write(file.path, content, if_generation=expected)
-    return exported
+    return [file for file, _ in files]
 
 
 def lines(exported: Sequence[ExportedFile]) -> list[str]:
@@ -80,9 +72,9 @@ def _prefix(url: str, output: str, name: str) -> str:
     """
     if output == url:
         return ""
-    if is_address(url) and name in TAKE_URLS:
+    if is_address(url) and name == "wids":
         return f"{url}/"
-    if name in BESIDE:
+    if name in ("rfdetr", "openclip"):  # which have no paths
         raise ConfigError(f"{name} looks for the tars beside its file; leave --output out")
     if not (is_address(url) or is_address(output)):
         # a link's .. is its target's

@@ -2,23 +2,25 @@
 sample.
 """
 
-import sys
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from pipelines.sets.keys import read_keys, refuse_unknown
-from shardset.errors import ConfigError, DamagedShard, PreconditionFailed, brought_by
+from shardset.errors import ConfigError, PreconditionFailed, brought_by
 from shardset.format import manifest as manifests
 from shardset.format.manifest import LoadedSet, View
-from shardset.format.naming import is_split
+from shardset.format.naming import COLUMNS_FOLDER, is_split
 from shardset.format.view import ViewHead, ViewRows, read_view, relative_parent, view_to_bytes
 from shardset.order.permutation import derive_key, hash64
 from shardset.settings import Count, setting
 from shardset.storage.base import ABSENT
 from shardset.storage.open import open_file
+
+_SQL_NAMES = re.compile(r'"([a-z0-9_-]+)"|([a-z0-9_]+)', re.ASCII)
+"""What may name a column of a set in SQL."""
 
 _FILE: dict[str, Any] = {"metavar": "FILE"}
 
@@ -52,13 +54,13 @@ class Choice:
     @property
     def words(self) -> str:
         """The flags that choose."""
-        given = {
-            one.name: getattr(self, one.name) for one in fields(self) if one.name != "from_split"
-        }
-        return ", ".join(f"{name} {value}" for name, value in given.items() if value)
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return ", ".join(
+            f"{name} {value}" for name, value in given.items() if value and name != "from_split"
+        )
 
 
-def make_view(url: str, of: str, choice: Choice) -> View:
+def make_view(url: str, parent_url: str, choice: Choice) -> View:
     """Writes the chosen samples of a set, or of a view, as the view at `url`; returns it.
 
     Raises ConfigError for a choice that names what is not there, or no sample.
@@ -69,13 +71,13 @@ def make_view(url: str, of: str, choice: Choice) -> View:
         raise ConfigError(
             "nothing is chosen; give --where, --ids, --keys, --drop-keys, --split or another choice"
         )
-    loaded, (storage, name) = manifests.load(of), open_file(url)
+    loaded, (storage, name) = manifests.load(parent_url), open_file(url)
     names = list(loaded.manifest.splits)
     from_split = choice.from_split or (names[0] if len(names) == 1 else "train")
     whole, split = loaded.without_view(), loaded.stored_split(from_split)
     splits = _chosen(whole, split, loaded.part(from_split).rows, choice)
     if not all(len(part.ids) for part in splits.values()):
-        raise ConfigError(f"no sample of {of} {split} is left by: {choice.words}")
+        raise ConfigError(f"no sample of {parent_url} {split} is left by: {choice.words}")
     parent = relative_parent(storage.url, whole.storage.url)
     head = ViewHead(parent=parent, parent_digest=whole.digest, split=split, reason=choice.words)
     view = manifests.with_view(whole, head, splits, url).view
@@ -107,64 +109,74 @@ def _chosen(whole: LoadedSet, split: str, rows: ViewRows, choice: Choice) -> dic
                 )
             return given
         rows = rows.at(np.isin(rows.ids, ids))
-    if choice.where is not None:
-        rows = rows.at(np.isin(rows.ids, _ids_where(whole, split, choice.where)))
-    if choice.keys or choice.drop_keys or choice.drop_duplicates or choice.per_class:
-        rows = _by_index(whole, split, rows, choice)
+    if (
+        choice.where
+        or choice.keys
+        or choice.drop_keys
+        or choice.drop_duplicates
+        or choice.per_class
+    ):
+        rows = _by_sample(whole, split, rows, choice)
     return _divided(rows, choice.split) if choice.split else {split: rows}
 
 
-def _by_index(whole: LoadedSet, split: str, rows: ViewRows, choice: Choice) -> ViewRows:
-    """The rows that the choices by key, image and class leave."""
-    from pipelines.report.alike import equal_images
-    from pipelines.report.catalog import open_catalog, ranks  # late, with Arrow
+def _by_sample(whole: LoadedSet, split: str, rows: ViewRows, choice: Choice) -> ViewRows:
+    """The rows that the choices by what is known of samples leave."""
+    import pyarrow as pa
+    from pyarrow import compute
 
-    only = msgspec.structs.replace(whole.manifest, splits={split: whole.manifest.split(split)})
-    catalog, problems = open_catalog(LoadedSet(only, whole.storage), max_samples=sys.maxsize)
-    if problems:
-        raise DamagedShard(f"{problems[0].where}: {problems[0].sentence}")
-    keys, stored = np.concatenate(catalog.keys), catalog.rows  # of all ids, in order
+    from pipelines.report.catalog import rows_by  # late, with Arrow
+    from pipelines.sets.samples_table import samples_table
+
+    if choice.where is None:
+        samples = samples_table(whole, split, facts=("key", "image_crc32c"))
+    else:
+        words = {quoted or word for quoted, word in _SQL_NAMES.findall(choice.where.lower())}
+        samples = samples_table(whole, split, words)
+        rows = rows.at(np.isin(rows.ids, _ids_where(samples, choice.where)))
     for path, is_kept in ((choice.keys, True), (choice.drop_keys, False)):
         if path is not None:
-            wanted = np.array([key.encode() for key in read_keys(path)], np.bytes_)
-            unknown = np.setdiff1d(wanted, keys).tolist()
-            where = f"split {split!r} of {whole.storage.url}"
-            refuse_unknown([key.decode("ascii", "replace") for key in unknown], where)
-            rows = rows.at(np.isin(keys[rows.ids], wanted) == is_kept)
+            wanted = pa.array(read_keys(path), pa.string())
+            unknown = wanted.filter(compute.invert(compute.is_in(wanted, samples["key"])))
+            refuse_unknown(unknown.to_pylist(), f"split {split!r} of {whole.storage.url}")
+            is_listed = compute.is_in(samples["key"], wanted).to_numpy()
+            rows = rows.at(is_listed[rows.ids] == is_kept)
     if choice.drop_duplicates:
-        groups = equal_images(stored, rows.ids[stored["image_bytes"][rows.ids] > 0])
-        rows = rows.at(
-            ~np.isin(rows.ids, [id_ for group in groups for id_ in sorted(group.samples)[1:]])
-        )
+        images = samples.take(rows.ids).filter(compute.field("bytes") > 0)
+        firsts = images.group_by(["image_crc32c", "bytes"]).aggregate([("id", "min")])["id_min"]
+        rows = rows.at(~np.isin(rows.ids, np.setdiff1d(images["id"], firsts)))
     if choice.per_class is not None:
-        labels = stored["label"][rows.ids] if rows.labels is None else rows.labels
-        order = np.lexsort((hash64(derive_key(0, "view", "per class"), rows.ids), labels))
-        rows = rows.at(np.sort(order[ranks(labels[order]) < choice.per_class]))
+        columns = {
+            "row": np.arange(len(rows.ids)),
+            "label": samples["label"].take(rows.ids) if rows.labels is None else rows.labels,
+            "random": hash64(derive_key(0, "view", "per class"), rows.ids),
+        }
+        by_class = rows_by("label", pa.table(columns)).values()
+        taken = [row for of_class in by_class for row in of_class[: choice.per_class]]
+        rows = rows.at(np.array(sorted(taken), np.int64))
     return rows
 
 
-def _ids_where(whole: LoadedSet, split: str, where: str) -> np.ndarray:
+def _ids_where(samples: Any, where: str) -> np.ndarray:
     """The ids of the samples for whose rows an SQL expression holds."""
     with brought_by("sql"):
         import duckdb
 
-    from pipelines.sets.table import samples_table  # late, with Arrow
-
-    samples = samples_table(whole, split, with_json="json" in where.lower())
     # A filter is one expression, and without external access it reads no file.
     with duckdb.connect(
         config={"enable_external_access": "false", "lock_configuration": "true"}
     ) as database:
         try:
-            found: np.ndarray = (
+            ids: np.ndarray = (
                 database.from_arrow(samples).filter(where).select("id").fetchnumpy()["id"]
             )
         except duckdb.Error as error:
             raise ConfigError(
                 f"--where {where}: {' '.join(str(error).split())}; columns are"
-                f" {', '.join(dict.fromkeys((*samples.column_names, 'json')))}"
+                f" {', '.join(dict.fromkeys((*samples.column_names, 'json')))}, and those in"
+                f" {COLUMNS_FOLDER}"
             ) from error
-    return found
+    return ids
 
 
 def _divided(rows: ViewRows, shares: dict[str, float]) -> dict[str, ViewRows]:

@@ -12,8 +12,7 @@ from PIL import Image
 
 from pipelines import cli
 from pipelines.check.verify import verify
-from pipelines.report import collect
-from pipelines.report import page as report
+from pipelines.report import collect, set_page
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -44,9 +43,9 @@ def sample(
 ) -> StoredSample:
     made = image_sample(split, serial, content, "png", 10)
     label = made.label if label is None else label
-    key = naming.copy_key(made.key, copy)
     fields = (("png", content), ("cls", str(label).encode()))
-    return StoredSample(key=key, fields=fields, label=label, serial=serial, copy=copy)
+    key = naming.copy_key(made.key, copy)
+    return replace(made, key=key, fields=fields, label=label, copy=copy)
 
 
 def samples(split: str, seeds: range) -> list[StoredSample]:
@@ -73,7 +72,7 @@ def sentences(data: collect.ReportData) -> list[str]:
 
 
 def text_of(data: collect.ReportData) -> str:
-    return report.render(data).decode()
+    return set_page.render(data).decode()
 
 
 def test_the_page_is_beside_the_manifest_disturbs_nothing_and_is_always_the_same():
@@ -81,7 +80,7 @@ def test_the_page_is_beside_the_manifest_disturbs_nothing_and_is_always_the_same
     for _ in range(2):
         storage, _ = stored(train=range(12), test=range(20, 26))
         before = storage.read(naming.MANIFEST)
-        written = report.write(storage.url)
+        written = set_page.write(storage.url)
         assert written.path == f"{storage.url}/report.html"
         assert (len(written.data.images), written.data.damage) == (18, [])
         assert storage.read(naming.MANIFEST) == before
@@ -110,17 +109,8 @@ def test_the_page_counts_samples_by_split_and_class_and_shows_some_of_each():
     for label, these in found.by_class.items():
         assert len(these) == 5
         for one in these:
-            assert found.catalog.rows["label"][one] == label
-            assert f'alt="{found.catalog.key(one)}, class {label}"' in text
-
-
-def test_sizes_are_counted():
-    wide = [sample("train", serial, picture(serial, width=20 + serial // 3)) for serial in range(8)]
-    text = text_of(collected(*stored(train=wide, test=range(8))))
-    assert rows_of(text, "Sizes of the decoded images, in pixels") == [
-        ["test", "8", "48 x 32 (100%)", "32", "32", "32"],
-        ["train", "8", "20 x 32 (38%)", "20", "21", "22"],
-    ]
+            assert found.sample(one)["label"] == label
+            assert f'alt="{found.sample(one)["key"]}, class {label}"' in text
 
 
 def test_a_page_of_many_classes_stays_below_6_mb():
@@ -133,31 +123,22 @@ def test_a_page_of_many_classes_stays_below_6_mb():
     ]
     found = collected(storage, publish(storage, replace(manifest, classes=names)))
     assert len(found.by_class) == 300
-    assert len(report.render(found)) < 6 * 2**20
+    assert len(set_page.render(found)) < 6 * 2**20
 
 
-def test_images_of_one_content_in_two_splits_under_two_labels_are_found_without_reading_them_all():
+def test_images_of_one_content_are_found_without_reading_them_and_repeats_of_the_build_are_not():
     same = picture(3)
     train = [*samples("train", range(10)), sample("train", 10, same, label=4)]
+    train.append(sample("train", 0, picture(0), copy=1))
     test = [*samples("test", range(20, 24)), sample("test", 4, same, label=123)]
-    storage, manifest = stored(num_classes=124, train=train, test=test)
-    found = collected(storage, manifest, max_images=0)
-    (group,) = found.duplicates
-    keys = {found.catalog.key(one) for one in group.samples}
+    found = collected(*stored(num_classes=124, train=train, test=test), max_images=0)
+    [group] = found.duplicates
+    keys = {found.sample(one)["key"] for one in group.samples}
     assert keys == {"test-000004", "train-000003", "train-000010"}
     assert (group.num_splits, group.num_labels) == (2, 3)
     assert "1 image is in several splits: evaluation meets what was trained on." in sentences(found)
     assert "1 image has more than one label." in sentences(found)
     assert "under different labels and in several splits" in text_of(found)
-
-
-def test_an_image_is_the_same_whatever_else_is_stored_with_it_and_a_repeat_of_the_build_is_not():
-    image = picture(99)
-    same = [sample("train", 20 + label, image, label=label) for label in range(2)]
-    repeat = sample("train", 0, picture(0), copy=1)
-    storage, manifest = stored(train=[*samples("train", range(8)), *same, repeat])
-    (group,) = collected(storage, manifest).duplicates
-    assert (len(group.samples), group.num_labels) == (2, 2)
 
 
 def test_a_compressed_copy_in_another_split_is_shown_beside_its_original():
@@ -166,15 +147,21 @@ def test_a_compressed_copy_in_another_split_is_shown_beside_its_original():
     test = [*samples("test", range(30, 33)), copy]
     found = collected(*stored(train=range(10), test=test))
     (pair,) = found.near_duplicates
-    keys = {found.catalog.key(pair.left), found.catalog.key(pair.right)}
+    keys = {found.sample(pair.left)["key"], found.sample(pair.right)["key"]}
     assert keys == {copy.key, "train-000005"}
     assert "1 image looks much like an image of another split." in sentences(found)
 
 
-def test_only_so_many_images_are_decoded_and_the_page_says_so():
+def test_sizes_are_counted_of_only_so_many_images_and_the_page_says_so():
+    wide = [sample("train", serial, picture(serial, width=20 + serial // 3)) for serial in range(8)]
+    text = text_of(collected(*stored(train=wide, test=range(8))))
+    assert rows_of(text, "Sizes of the decoded images, in pixels") == [
+        ["test", "8", "48 x 32 (100%)", "32", "32", "32"],
+        ["train", "8", "20 x 32 (38%)", "20", "21", "22"],
+    ]
     found = collected(*stored(train=range(40), test=range(50, 54)), max_images=10)
     assert len(found.images) == 10
-    assert sum(found.catalog.key(one).startswith("test") for one in found.images) == 4
+    assert sum(found.sample(one)["key"].startswith("test") for one in found.images) == 4
     assert "10 images of 44 were decoded" in text_of(found)
 
 
@@ -251,23 +238,20 @@ def test_an_image_that_does_not_decode_is_named():
     assert "no picture" in text_of(found)
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "report.html"])
-def test_a_page_replaces_only_a_page_or_an_empty_file(tmp_path, said, name):
+def test_a_page_replaces_only_a_page_or_an_empty_file(tmp_path, said):
     storage = open_storage(new_set(samples("train", range(4)), tmp_path))
-    if name == "report.html":
-        put(storage, name, b"<!DOCTYPE html><title>shardset, a comparison</title>")
-    theirs = storage.read(name)
-    words = "report", tmp_path, "--output", tmp_path / name
-    refused = f"{tmp_path}/{name}: not a page of shardset; choose another --output"
-    assert refused in said(*words, code=2)
-    assert storage.read(name) == theirs
-    if name == "report.html":
-        assert refused in said("report", tmp_path, code=2)
-        put(storage, name, b"")
-        for _ in range(2):
-            said(*words)
-        with pytest.raises(ConfigError, match=r"names a folder, expected a file in it$"):
-            report.write(storage.url, f"{tmp_path}/")
+    put(storage, "report.html", b"<!DOCTYPE html><title>shardset, a comparison</title>")
+    for name in ("manifest.json", "report.html"):
+        theirs = storage.read(name)
+        refused = said("report", tmp_path, "--output", tmp_path / name, code=2)
+        assert f"{tmp_path}/{name}: not a page of shardset; choose another --output" in refused
+        assert storage.read(name) == theirs
+    assert "not a page of shardset" in said("report", tmp_path, code=2)
+    put(storage, "report.html", b"")
+    for _ in range(2):
+        said("report", tmp_path)
+    with pytest.raises(ConfigError, match=r"names a folder, expected a file in it$"):
+        set_page.write(storage.url, f"{tmp_path}/")
 
 
 def test_the_verb_says_where_the_page_is_and_returns_1_for_damage(tmp_path, said):
@@ -287,20 +271,14 @@ def entry(name: object, **values: object) -> bytes:
     return json.dumps({"name": name, "split": "train", "reason": "truncated", **values}).encode()
 
 
-def test_the_quarantine_is_listed_with_its_reasons_most_frequent_first():
+@pytest.mark.parametrize("line", [b"{broken", b"\xff\xfe", entry([1], reason={"a": 2})])
+def test_the_quarantine_is_listed_and_a_broken_or_missing_list_does_not_stop_the_report(line):
     lines = [entry("text.jpg", reason="text"), entry("a.jpg"), entry("b.jpg")]
     storage, manifest = stored()
     text = text_of(collected(storage, quarantine(storage, manifest, *lines)))
     assert rows_of(text, "Reasons") == [["train", "truncated", "2"], ["train", "text", "1"]]
-    listed = [("text.jpg", "text"), ("a.jpg", "truncated"), ("b.jpg", "truncated")]
-    assert rows_of(text, "Quarantined raw samples") == [
-        [name, "train", reason] for name, reason in listed
-    ]
-
-
-@pytest.mark.parametrize("line", [b"{broken", b"\xff\xfe", entry([1], reason={"a": 2})])
-def test_a_broken_or_missing_quarantine_list_does_not_stop_the_report(line):
-    storage, manifest = stored()
+    names = [row[0] for row in rows_of(text, "Quarantined raw samples")]
+    assert names == ["text.jpg", "a.jpg", "b.jpg"]
     manifest = quarantine(storage, manifest, line, entry("b.png"))
     found = collected(storage, manifest)
     assert "b.png" in text_of(found)
@@ -344,6 +322,6 @@ def test_a_report_that_fails_is_a_warning_and_the_build_is_done(raw, tmp_path, c
 def test_of_a_huge_set_only_some_shards_are_read():
     loaded = manifests.load(new_set(samples("train", range(24)), num_shards=6))
     found = collect.collect(loaded, max_images=1000, max_samples=10)
-    assert [one.first_id for one in found.catalog.shards] == [0, 12]
-    assert found.catalog.num_left_out == 16
+    assert found.samples["id"].to_pylist() == [*range(4), *range(12, 16)]
+    assert found.num_left_out == 16
     assert any("16 samples are not in them" in text for text in sentences(found))

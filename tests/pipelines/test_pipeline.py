@@ -7,23 +7,14 @@ import pytest
 from apache_beam.pipeline import PipelineVisitor
 
 from pipelines.config import BuildConfig
-from pipelines.pipeline import PreparedBuild, construct
+from pipelines.pipeline import construct
 from pipelines.plan.files import PlanFiles
-from pipelines.plan.records import BuildFile
+from pipelines.plan.plan_records import Build, BuildFile
 from pipelines.plan.survey import write_units
 from pipelines.sources.folder import Folder
 from shardset.storage.memory import MemoryStorage
 
-OURS = {
-    "Index",
-    "Plan",
-    "Spread keys",
-    "Find duplicate keys",
-    "Assign",
-    "Plan shards",
-    "Write shards",
-    "Commit",
-}
+OURS = {"Index", "Plan", "Write references", "Write shards", "Commit"}
 JOB_LIMIT_BYTES = 20 * 2**20
 """Dataflow refuses a larger job."""
 
@@ -42,7 +33,7 @@ class Steps(PipelineVisitor):
 def label_of(step):
     """The label of a step that calls a function; Beam makes an inner step of each."""
     is_call = isinstance(step.transform, beam.ParDo)
-    return step.full_label.partition("/")[0] if is_call else ""
+    return step.full_label.split("/")[1] if is_call else ""
 
 
 def pipeline_of(num_units):
@@ -62,20 +53,10 @@ def pipeline_of(num_units):
     with tempfile.TemporaryFile() as lines:
         units = write_units(tars, lines)
     assert units.num_units == num_units
-    files = PlanFiles(output, file.digest)
-    source = Folder(output)
-    construct(
-        pipeline,
-        PreparedBuild(
-            config=config,
-            source=source,
-            files=files,
-            file=file,
-            units=units,
-            num_bytes=sum(range(num_units)),
-            kept={},
-        ),
+    build = Build(
+        config=config, source=Folder(output), files=PlanFiles(output, file.digest), file=file
     )
+    construct(pipeline, build, units.blocks)
     return pipeline
 
 
@@ -109,7 +90,7 @@ def test_a_shuffle_between_two_steps_frees_each_from_the_workers_of_the_one_befo
 @pytest.mark.parametrize("name", ["Plan", "Commit"])
 def test_the_two_barriers_take_what_is_before_them_as_a_side_input(steps, name):
     assert what_feeds(steps[name]) == "Impulse"
-    assert len(steps[name].side_inputs) == {"Plan": 1, "Commit": 2}[name]
+    assert len(steps[name].side_inputs) == {"Plan": 1, "Commit": 3}[name]
 
 
 @pytest.mark.slow

@@ -10,10 +10,10 @@ import pytest
 
 from shardset.storage.open import open_storage
 from tests.conftest import BUCKET
+from tests.makers.built import HERE
 from tests.makers.images import image_bytes
 from tests.makers.shardset import png_samples, write_shard_set
 
-HERE = "--runner=FnApiRunner", "--direct_running_mode=in_memory"
 SAID = "is stored with `Content-Encoding: gzip`, so it is not the file itself; upload it"
 
 

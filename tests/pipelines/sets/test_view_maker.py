@@ -13,8 +13,10 @@ from msgspec.structs import replace
 from pyarrow import parquet
 
 import shardset
-from pipelines.sets.view import Choice, make_view
-from shardset.errors import ConfigError, ShardsetError
+from pipelines.config import ColumnConfig
+from pipelines.sets.column import column
+from pipelines.sets.view_maker import Choice, make_view
+from shardset.errors import ConfigError, ManifestError, ShardsetError
 from shardset.format.manifest import load
 from shardset.storage.open import open_file
 from tests.makers.built import HERE, inspected
@@ -121,6 +123,39 @@ def test_of_samples_with_one_image_the_first_is_kept():
 def test_sql_chooses_by_what_is_known_of_samples(whole, where, found):
     pytest.importorskip("duckdb")
     assert ids_of(made(whole, where=where)) == found
+
+
+def test_sql_knows_the_columns_of_the_set(tmp_path):
+    pytest.importorskip("duckdb")
+    url, _ = small_set(str(tmp_path))
+    keys = [f"train-{number:06d}" for number in range(NUM_TRAIN)]
+    some = range(3, 9)
+    arrays = {
+        "score": pa.array([1.5 * number if number < 8 else None for number in some]),
+        "caption": pa.array([f"a cat {number}" for number in some]),
+        "raw-bytes": pa.array([b"%d" % number for number in some]),
+        "vector": pa.array([[number, -number] for number in some], pa.list_(pa.float16())),
+        "width": pa.array([7.0 for _ in some]),
+    }
+    for name, values in arrays.items():
+        parquet.write_table(pa.table({"key": keys[3:9], name: values}), tmp_path / "v.parquet")
+        source = str(tmp_path / "v.parquet")
+        column(ColumnConfig(set=url, name=name, source=source, split="train"), HERE)
+    for where, ids in (
+        ("score > 6", [5, 6, 7]),
+        ("score is null and id < 12", [0, 1, 2, 8, 9, 10, 11]),
+        ("CAPTION like '%5' or \"raw-bytes\" = '7'::blob", [5, 7]),
+        ("vector[1] = 4 and list_sum(vector) = 0", [4]),
+        ("width = 7 and score > 0", []),  # the width of the image
+        ("len(vector) = 2 and json is null and label = 3", [3]),
+    ):
+        if ids:
+            assert ids_of(made((url, None), where=where, from_split="train")) == ids
+            continue
+        with pytest.raises(ConfigError, match="no sample"):
+            made((url, None), where=where, from_split="train")
+    with pytest.raises(ManifestError, match="no split 'test'"):
+        made((url, None), where="score > 0", from_split="test")
 
 
 def test_sql_is_one_expression_that_reads_no_files_and_changes_nothing(whole, tmp_path):

@@ -4,25 +4,24 @@ index.
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from pipelines.check.problems import Problem, problem_of
 from pipelines.images.check import examine
 from pipelines.images.options import ImageOptions
-from pipelines.plan import tables
 from shardset.checksum import crc32c_of
 from shardset.errors import REPAIR, BadTarget, DamagedShard, StorageError, UndecodableImage
 from shardset.format.annotations import boxes_in, is_coco
 from shardset.format.images import is_image_field
 from shardset.format.images.orientation import upright_size
-from shardset.format.manifest import IndexFile, Shard
+from shardset.format.images.size import size_of
+from shardset.format.manifest import IndexFile, Shard, Split
 from shardset.format.rows import content_bytes, fields_of, numbers
-from shardset.format.tar import TarMember, members, sample_members, stored_size
+from shardset.format.tar import TarMember, members, sample_members
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 from shardset.storage.checked import DamagedObject, read_object, read_twice, stored_crc32c
@@ -30,39 +29,38 @@ from shardset.storage.checked import DamagedObject, read_object, read_twice, sto
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTask:
-    """One shard to check; `fields` and `num_source_samples` belong to its split, `is_own` to its
-    group. `categories` has the label of each category id, if its classes have any. Pickles.
+    """One shard to check, of a split; `is_own` if we wrote it. `categories` has the label of each
+    category id, if the classes of the set have any. Pickles.
 
     `image` are the options to decode its images with.
     """
 
     storage: Storage
-    split: str
+    split_name: str
+    split: Split
     shard: Shard
-    fields: list[str]
-    num_source_samples: int
     num_classes: int
     categories: Mapping[int, int]
     image: ImageOptions
     deep: bool
-    is_own: bool = True
+    is_own: bool
 
 
 @dataclass(slots=True, kw_only=True)
 class ShardFindings:
     """The findings of the check of one shard.
 
-    `key_hashes` is uint64, one per sample in index order; `labels` counts the samples of each
-    label, -1 for none.
+    `num_bytes` counts what was read. `keys`, `labels` (the samples of each, -1 for none) and
+    `num_content_bytes` are of its index.
     """
 
     num_samples: int = 0
     num_images: int = 0
     num_bytes: int = 0
     num_content_bytes: int = 0
-    key_hashes: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
-    problems: list[Problem] = field(default_factory=list)
+    keys: pa.Array = field(default_factory=lambda: pa.array([], pa.large_string()))
     labels: Counter[int] = field(default_factory=Counter)
+    problems: list[Problem] = field(default_factory=list)
 
     def add(self, where: str, *sentences: str) -> None:
         """Adds one problem for each sentence."""
@@ -71,12 +69,10 @@ class ShardFindings:
 
 def check_shard(task: ShardTask) -> ShardFindings:
     """The problems and totals of one shard. Runs in a thread or a process."""
-    findings = ShardFindings()
+    findings = ShardFindings(num_samples=task.shard.num_samples)
     if task.deep:
-        index = _checked_index(task, findings)
-        _check_tar(task, index, findings)
+        _check_tar(task, _checked_index(task, findings), findings)
     else:
-        findings.num_samples = task.shard.num_samples
         for file in (task.shard, task.shard.index):
             _check_object(task.storage, file, findings)
     return findings
@@ -91,8 +87,9 @@ def _check_object(storage: Storage, file: Shard | IndexFile, findings: ShardFind
         findings.num_bytes += file.num_bytes
         return stat.num_bytes, stored_crc32c(storage, file.path, file.num_bytes)
 
+    listed = file.num_bytes, file.crc32c
     try:
-        num_bytes, crc32c = read_twice(look, lambda found: found == (file.num_bytes, file.crc32c))
+        num_bytes, crc32c = read_twice(look, lambda facts: facts == listed)
     except StorageError as error:
         findings.problems.append(problem_of(file.path, error))
         return
@@ -114,8 +111,10 @@ def _checked_index(task: ShardTask, findings: ShardFindings) -> pa.Table | None:
         findings.problems.append(problem_of(path, error))
         return None
     findings.num_bytes += task.shard.index.num_bytes
+    findings.num_content_bytes = content_bytes(index)
+    findings.labels = Counter(numbers(index, "label").tolist())
     if task.is_own:  # others may use a key in several tars
-        findings.key_hashes = tables.hash_keys(index["key"].to_pylist())
+        findings.keys = index["key"].cast(pa.large_string()).combine_chunks()
     return index
 
 
@@ -124,6 +123,7 @@ def _check_tar(task: ShardTask, index: pa.Table | None, findings: ShardFindings)
     try:
         tar = read_object(task.storage, shard.path, shard.num_bytes, shard.crc32c, REPAIR)
     except StorageError as error:
+        findings.num_samples = 0
         findings.problems.append(problem_of(shard.path, error))
         return
     except DamagedObject as error:
@@ -137,41 +137,28 @@ def _check_tar(task: ShardTask, index: pa.Table | None, findings: ShardFindings)
             f"its SHA-256 is {sha256[:12]}…, the manifest says {shard.sha256[:12]}…; {REPAIR}",
         )
     if not task.is_own:  # written by others: only that it is still the tar that was indexed
-        if index is not None:
-            findings.num_samples = len(index)
-            findings.labels = Counter(numbers(index, "label").tolist())
-            findings.num_content_bytes = content_bytes(index)
         return
-    groups = _groups(shard.path, tar, findings)
+    walked: list[TarMember] = []
+    try:
+        for member in members(tar, shard.path):
+            walked.append(member)
+    except DamagedShard as error:
+        findings.problems.append(problem_of(shard.path, error))
+    groups = list(sample_members(walked))
+    findings.num_samples = len(groups)
     if len(groups) != shard.num_samples:
         findings.add(
             shard.path,
             f"holds {len(groups)} samples, the manifest says {shard.num_samples}; {REPAIR}",
         )
-    rows: Iterable[dict[str, Any] | None] = [None] * len(groups)
-    if index is not None:
-        rows = index.to_pylist()
+    rows = [None] * len(groups) if index is None else index.to_pylist()
     for group, row in zip(groups, rows, strict=False):  # a different length has been reported
         contents = {
             member.field: tar[member.offset : member.offset + member.num_bytes] for member in group
         }
-        where = f"{shard.path}, sample {group[0].key}"
-        findings.num_content_bytes += sum(map(len, contents.values()))
         findings.num_images += sum(map(is_image_field, contents))
-        if row is not None:
-            findings.labels[row["label"]] += 1
+        where = f"{shard.path}, sample {group[0].key}"
         findings.add(where, *_sample_problems(task, group, contents, row))
-    findings.num_samples = len(groups)
-
-
-def _groups(path: str, tar: bytes, findings: ShardFindings) -> list[list[TarMember]]:
-    walked: list[TarMember] = []
-    try:
-        for member in members(tar, path):
-            walked.append(member)
-    except DamagedShard as error:
-        findings.problems.append(problem_of(path, error))
-    return list(sample_members(walked))
 
 
 def _sample_problems(
@@ -182,8 +169,9 @@ def _sample_problems(
 ) -> Iterator[str]:
     if len(contents) != len(group):
         yield f"has a field twice: {', '.join(member.field for member in group)}; {REPAIR}"
-    for unknown in sorted(contents.keys() - set(task.fields)):
-        yield f"has a field {unknown!r}, the manifest lists {', '.join(task.fields)}; {REPAIR}"
+    fields = task.split.fields
+    for unknown in sorted(contents.keys() - set(fields)):
+        yield f"has a field {unknown!r}, the manifest lists {', '.join(fields)}; {REPAIR}"
     if row is not None:
         yield from _row_problems(task, group, contents, row)
     json = contents.get("json", b"")
@@ -195,10 +183,10 @@ def _sample_problems(
     size = (0, 0)
     for name in sorted(filter(is_image_field, contents), key=lambda name: "." in name):
         try:
-            found = examine(
+            image = examine(
                 contents[name], field=name, verify="decode", options=task.image, image_size=size
             )
-            size = size if any(size) else upright_size(found.size, found.orientation)
+            size = size if any(size) else upright_size(image.size, image.orientation)
         except UndecodableImage as error:
             yield f"its {name} can't be decoded: {error}; build again with --verify decode"
 
@@ -213,12 +201,12 @@ def _row_problems(
         "key": group[0].key,
     }
     # The index says null for a field that the sample lacks.
-    for name in fields_of(row):
-        in_tar |= {f"{name}.offset": None, f"{name}.bytes": None}
-    for member in group:
-        in_tar[f"{member.field}.offset"] = member.offset
-        in_tar[f"{member.field}.bytes"] = member.num_bytes
-    in_tar["width"], in_tar["height"] = stored_size(image)
+    ranges = dict.fromkeys(fields_of(row), (None, None)) | {
+        member.field: (member.offset, member.num_bytes) for member in group
+    }
+    for name, (offset, num_bytes) in ranges.items():
+        in_tar |= {f"{name}.offset": offset, f"{name}.bytes": num_bytes}
+    in_tar["width"], in_tar["height"] = size_of(image)
     for column, value in in_tar.items():
         if row.get(column) != value:
             yield f"the index says {column} {row.get(column)}, the tar says {value}; {REPAIR}"
@@ -227,8 +215,6 @@ def _row_problems(
         yield f"the index says label {label}, but its cls field is {text!r}; {REPAIR}"
     if not -1 <= label < task.num_classes:
         yield f"its label is {label}, expected one of the {task.num_classes} classes; {REPAIR}"
-    if row["serial"] >= task.num_source_samples:
-        yield (
-            f"the index says serial {row['serial']}, but the split has {task.num_source_samples};"
-            f" {REPAIR}"
-        )
+    num_source = task.split.num_source_samples
+    if row["serial"] >= num_source:
+        yield f"the index says serial {row['serial']}, but the split has {num_source}; {REPAIR}"

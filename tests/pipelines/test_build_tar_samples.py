@@ -2,7 +2,6 @@
 reads them, or none.
 """
 
-import json
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,14 @@ import webdataset
 import shardset
 from pipelines.build import build
 from pipelines.config import AdoptConfig, BuildConfig
-from pipelines.report import page
+from pipelines.report import set_page
 from pipelines.sets.adopt import adopt
 from pipelines.sources.tar_fields import checked_fields, count_fields
 from shardset.errors import ShardsetError, SourceError, TooManyBad
 from shardset.format.manifest import Manifest, load
 from tests.makers.built import HERE
 from tests.makers.images import image_bytes
+from tests.makers.stored import quarantined
 from tests.makers.tars import tar_bytes
 
 Files = list[tuple[str, bytes]]
@@ -45,10 +45,6 @@ def published(way: str, folder: Path, files: Files) -> tuple[Path, Manifest]:
 def stock(folder: Path) -> dict[str, dict[str, bytes]]:
     samples = webdataset.WebDataset(str(folder / "t-0.tar"), shardshuffle=False)
     return {one["__key__"]: {name: one[name] for name in one if name[0] != "_"} for one in samples}
-
-
-def quarantined(place: Path) -> list[dict]:
-    return [json.loads(line) for line in (place / "quarantine.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -141,16 +137,8 @@ def test_samples_without_a_label_are_counted_with_what_was_looked_for(way, what,
         "3 of 4 samples have no label; looked for a whole number in cls or label, or under label"
     )
     assert "--source folder" in note
-    page.write(str(place))
+    set_page.write(str(place))
     assert "3 of 4 samples have no label; looked for" in (place / "report.html").read_text()
-
-
-def test_the_summary_and_the_plan_say_that_labels_are_missing(tmp_path, said):
-    (tmp_path / "t-0.tar").write_bytes(tar_bytes([("0.png", PNG)]))
-    tar, note = f"--input={tmp_path}/t-0.tar", "note: 1 of 1 samples have no label; looked for"
-    build_words = ["build", "--source=webdataset", f"--output={tmp_path}/out", "--no-report"]
-    for words in ([*build_words, "--dry-run"], build_words, ["adopt"]):
-        assert note in said(*words, tar, *HERE).replace("\n", " ")
 
 
 VIEWS = [f"cam{number}.png" for number in range(3)]

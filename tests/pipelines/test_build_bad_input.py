@@ -3,7 +3,6 @@ or refused before anything is written.
 """
 
 import hashlib
-import json
 import shutil
 import socket
 from collections import Counter
@@ -23,20 +22,9 @@ from shardset.format import naming
 from shardset.format.manifest import Manifest
 from tests.makers import odd_images
 from tests.makers.built import HERE, add, built, config_of
-from tests.makers.folders import write_class_folders, write_images, write_jsonl
-from tests.makers.stored import samples_of
+from tests.makers.folders import write_images, write_jsonl
+from tests.makers.stored import quarantined, samples_of
 from tests.makers.tars import tar_bytes
-
-
-@pytest.fixture
-def raw(tmp_path: Path) -> Path:
-    return write_class_folders(
-        tmp_path / "raw", ["cat", "dog", "owl"], 20, splits=["train", "test"]
-    )
-
-
-def quarantined(output: Path) -> list[dict]:
-    return [json.loads(line) for line in (output / "quarantine.jsonl").read_text().splitlines()]
 
 
 def add_odd(raw: Path, images: Mapping[str, Sequence]) -> dict[str, str]:
@@ -246,19 +234,3 @@ def test_flags_that_beam_refuses_are_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match=rf"a flag of Apache Beam: .*{sentence}"):
         build(config_of(raw, tmp_path / "out"), flags)
     assert not (tmp_path / "out").exists()
-
-
-def test_resizing_stores_smaller_images_and_says_with_which_libraries(tmp_path):
-    raw = tmp_path / "raw"
-    for number in range(8):
-        add(raw, f"train/cat/{number}.jpg", odd_images.jpeg(number))
-    config = config_of(
-        raw,
-        tmp_path / "out",
-        num_shards={"": 1},
-        image=ImageOptions(resize_shorter=16, image_format="png"),
-    )
-    manifest = built(config)
-    assert manifest.split("train").fields == ["png", "cls"]
-    assert "pillow" in manifest.provenance.libraries
-    assert verify(str(tmp_path / "out"), deep=True).problems == ()

@@ -1,10 +1,11 @@
-"""Many threads of one worker process, as Dataflow starts them: they plan one after the other, in
-the memory of one.
+"""Many threads of one worker process, as Dataflow starts them: they plan one group of shards after
+the other, in the memory of one.
 """
 
 import threading
 import time
 import uuid
+from dataclasses import replace
 from itertools import groupby
 
 import pytest
@@ -12,11 +13,11 @@ import pytest
 from pipelines import build as builds
 from pipelines.begin import prepare
 from pipelines.config import BuildConfig
-from pipelines.pipeline import keys_step
+from pipelines.pipeline import WriteReferences
 from pipelines.plan import paths
 from pipelines.plan.files import PlanFiles
-from pipelines.plan.records import PlanFile
-from pipelines.runners import options as runner_options
+from pipelines.plan.plan_records import PlanFile
+from pipelines.runners import beam_options
 from shardset.storage.open import open_storage
 from tests.makers.doors import told
 from tests.makers.folders import write_class_folders
@@ -35,13 +36,13 @@ def planned(tmp_path_factory):
     prepared = prepare(config, output)
     builds.run(
         prepared,
-        runner_options.beam_options(["--direct_running_mode=in_memory"], output),
+        beam_options.beam_options(["--direct_running_mode=in_memory"], output),
         dry_run=True,
     )
-    return prepared
+    return prepared.build
 
 
-def test_the_threads_of_a_process_plan_one_batch_at_a_time(planned):
+def test_the_threads_of_a_process_plan_one_group_at_a_time(planned):
     readers = []
 
     def note(verb, path):
@@ -49,13 +50,13 @@ def test_the_threads_of_a_process_plan_one_batch_at_a_time(planned):
         time.sleep(0.001)
 
     door = told(planned.files.output, uuid.uuid4().hex, note)
+    step = WriteReferences(replace(planned, files=PlanFiles(door, planned.files.build)))
     plan = planned.files.read_record(paths.PLAN, PlanFile)
     begin, written = threading.Barrier(NUM_THREADS), []
 
     def work():
-        files = PlanFiles(door, planned.files.build)
         begin.wait()
-        written.append(keys_step(files, (0, {}), plan))
+        written.append([*step.process(("train", 0), plan)])
 
     threads = [threading.Thread(target=work) for _ in range(NUM_THREADS)]
     for thread in threads:

@@ -8,7 +8,7 @@ import yaml
 from msgspec.structs import replace
 
 from pipelines.check.verify import verify
-from pipelines.export.write import ExportedFile, export
+from pipelines.export.side_files import ExportedFile, export
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.sets import versions as verbs
+from pipelines.sets import version_history
 from shardset.errors import ConfigError, ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import versions
 from tests.makers import documented
 from tests.makers.built import append_of, built, config_of, manifest_of
 from tests.makers.folders import write_class_folders, write_csv, write_images
+from tests.makers.web import WebServer
 
 
 @pytest.fixture(scope="module")
@@ -39,17 +40,17 @@ def test_an_address_names_a_version_by_number_or_tag(three):
     assert [
         number_of(f"{three}{end}") for end in ("", "@1", "@2", "@3", "/@2", "/manifest.json")
     ] == [3, 1, 2, 3, 2, 3]
-    assert verbs.tag(f"{three}@2", "paper").version == 2
-    assert verbs.tag(three, "v1.0").version == 3
-    assert verbs.tag(f"{three}@2", "paper").version == 2  # once more is no change
+    assert version_history.tag(f"{three}@2", "paper").version == 2
+    assert version_history.tag(three, "v1.0").version == 3
+    assert version_history.tag(f"{three}@2", "paper").version == 2  # once more is no change
     assert number_of(f"{three}@paper") == 2
     with pytest.raises(
         ConfigError, match="another version has the tag 'paper', and tags never move"
     ):
-        verbs.tag(three, "paper")
+        version_history.tag(three, "paper")
     for name in ("12", "a/b", ".", "", "x" * 65, "ü"):
         with pytest.raises(ConfigError, match="can't be a tag"):
-            verbs.tag(three, name)
+            version_history.tag(three, name)
 
 
 @pytest.mark.parametrize(
@@ -62,13 +63,13 @@ def test_an_address_names_a_version_by_number_or_tag(three):
     ],
 )
 def test_a_version_that_is_not_there_is_refused_by_name(three, end, message):
-    verbs.tag(three, "draft")
+    version_history.tag(three, "draft")
     with pytest.raises(ManifestError, match=message):
         manifests.load(three + end)
 
 
 def test_a_removed_version_and_a_damaged_or_strange_tag_are_named(three):
-    verbs.tag(f"{three}@1", "draft")
+    version_history.tag(f"{three}@1", "draft")
     (Path(three) / versions.path(1)).unlink()
     with pytest.raises(ManifestError, match=r"version 1 was removed; .* log"):
         manifests.load(f"{three}@draft")
@@ -107,7 +108,7 @@ def test_a_view_of_an_older_version_opens_whatever_was_appended(three, tmp_path,
 
 
 def test_the_log_lists_versions_with_their_samples_and_tags(three, said):
-    verbs.tag(f"{three}@2", "paper")
+    version_history.tag(f"{three}@2", "paper")
     found = [line.split()[:2] + line.split()[3:] for line in said("log", three).splitlines()]
     assert found == [
         ["version", "3", "train", "22,", "val", "20"],
@@ -118,11 +119,31 @@ def test_the_log_lists_versions_with_their_samples_and_tags(three, said):
     assert [entry["tags"] for entry in entries] == [[], ["paper"], []]
 
 
+def test_a_web_server_has_versions_tags_and_views_by_their_known_names(three, tmp_path, said):
+    version_history.tag(f"{three}@2", "paper")
+    said("view", tmp_path / "cats.parquet", "--of", f"{three}@1", "--per-class", 1)
+    with WebServer(tmp_path) as server:
+        url = f"{server.url}/set"
+        assert [number_of(f"{url}{end}") for end in ("", "@1", "@paper")] == [3, 1, 2]
+        assert manifests.load(f"{server.url}/cats.parquet").without_view().manifest.number == 1
+        assert (
+            version_history.diff_lines(version_history.diff(f"{url}@2", url))[-1]
+            == "1 sample differ"
+        )
+        (Path(three) / versions.path(1)).unlink()
+        *entries, last = said("log", url).splitlines()
+        assert [entry.split()[1] for entry in entries] == ["3", "2"]
+        assert last == "tags: a web server lists none; SET@TAG finds one"
+        for end, message in (("@1", "version 1 was removed"), ("@draft", "no version has the tag")):
+            with pytest.raises(ManifestError, match=message):
+                manifests.load(url + end)
+
+
 def test_a_difference_names_what_came_went_moved_and_changed(three, tmp_path, said):
     changes = "train, cat: 1 added\ntrain, owl: 1 added\n2 samples differ\n"
     assert said("diff", f"{three}@1", three) == changes
-    assert [sample.kind for sample in verbs.diff(three, f"{three}@2")] == ["removed"]
-    assert verbs.diff_lines(verbs.diff(three, three)) == ["the same samples"]
+    assert [sample.kind for sample in version_history.diff(three, f"{three}@2")] == ["removed"]
+    assert version_history.diff_lines(version_history.diff(three, three)) == ["the same samples"]
     raw = write_images(tmp_path / "raw", ["0.png", "1.png", "3.png"])
     for name, dog, image in (("a", "dog", "1.png"), ("b", "cat", "3.png")):
         shutil.copy(raw / image, raw / "2.png")

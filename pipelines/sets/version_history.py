@@ -1,7 +1,7 @@
 """Names the versions of a set, lists them, and compares two sets by their indexes."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from shardset.format.versions import Tag
 from shardset.program import count
 from shardset.read.indexes import read_index
 from shardset.storage.base import ABSENT
+from shardset.storage.open import is_web
 
 KINDS = ("added", "removed", "relabelled", "changed")
 """How a sample may differ; one that is relabelled is not counted as changed too."""
@@ -41,8 +42,7 @@ def tag(url: str, name: str) -> Tag:
             f"{name!r} can't be a tag; use up to 64 letters, digits, ., _ and -, and not only"
             " digits"
         )
-    loaded = manifests.load_whole(url)
-    manifest, storage = loaded.manifest, loaded.storage
+    manifest, storage, _ = manifests.load_whole(url)
     made = Tag(version=manifest.number, digest=manifest.digest)
     try:
         storage.write(versions.tag_path(name), msgspec.json.encode(made), if_generation=ABSENT)
@@ -54,29 +54,35 @@ def tag(url: str, name: str) -> Tag:
 
 
 def log(url: str) -> list[dict[str, Any]]:
-    """The versions of a set that are left, the newest first."""
-    loaded = manifests.load_whole(url)
-    newest, storage = loaded.manifest, loaded.storage
-    tags = versions.tags(storage)
+    """The versions of a set that are left, the newest first.
+
+    `tags` are None on a web server, which lists none.
+    """
+    newest, storage, _ = manifests.load_whole(url)
+    tags = None if is_web(storage.url) else versions.tags(storage)
     return [
         {
-            "version": one.number,
-            "digest": one.digest,
-            "samples": {name: split.num_samples for name, split in one.splits.items()},
-            "tags": sorted(name for name, tag in tags.items() if tag.digest == one.digest),
+            "version": version.number,
+            "digest": version.digest,
+            "samples": {name: split.num_samples for name, split in version.splits.items()},
+            "tags": None
+            if tags is None
+            else sorted(name for name, tag in tags.items() if tag.digest == version.digest),
         }
-        for one in (newest, *manifests.older(storage))
+        for version in (newest, *manifests.older(storage))
     ]
 
 
 def log_lines(entries: list[dict[str, Any]]) -> list[str]:
     """The log as lines for a terminal."""
-    return [
+    lines = [
         f"version {entry['version']}  {entry['digest'][:12]}  "
         + ", ".join(f"{name} {number:,}" for name, number in entry["samples"].items())
-        + "".join(f"  @{name}" for name in entry["tags"])
+        + "".join(f"  @{name}" for name in entry["tags"] or ())
         for entry in entries
     ]
+    is_listed = entries[0]["tags"] is not None
+    return lines if is_listed else [*lines, "tags: a web server lists none; SET@TAG finds one"]
 
 
 def diff(old: str, new: str) -> list[DifferentSample]:
@@ -84,13 +90,13 @@ def diff(old: str, new: str) -> list[DifferentSample]:
     one of them lacks.
     """
     sets = manifests.load_whole(old), manifests.load_whole(new)
-    names = sorted({name for one in sets for name in one.manifest.splits})
+    names = sorted({name for loaded in sets for name in loaded.manifest.splits})
     return [sample for name in names for sample in _diff_split(*sets, name)]
 
 
 def diff_lines(samples: list[DifferentSample]) -> list[str]:
     """The numbers of the differences, by split and by class, as lines for a terminal."""
-    found = Counter(
+    counts = Counter(
         (
             sample.split,
             sample.new_class if sample.old_class is None else sample.old_class,
@@ -98,10 +104,10 @@ def diff_lines(samples: list[DifferentSample]) -> list[str]:
         )
         for sample in samples
     )
-    rows = dict.fromkeys((split, name) for split, name, _ in sorted(found))
+    rows = dict.fromkeys((split, name) for split, name, _ in sorted(counts))
     lines = [
         f"{split}, {name or 'no class'}: "
-        + ", ".join(f"{n:,} {kind}" for kind in KINDS if (n := found[split, name, kind]))
+        + ", ".join(f"{n:,} {kind}" for kind in KINDS if (n := counts[split, name, kind]))
         for split, name in rows
     ]
     return [
@@ -111,14 +117,14 @@ def diff_lines(samples: list[DifferentSample]) -> list[str]:
 
 
 def _diff_split(old: LoadedSet, new: LoadedSet, split: str) -> Iterator[DifferentSample]:
-    same_classes = all(
-        a == b for a, b in zip(old.manifest.classes, new.manifest.classes, strict=False)
-    )
+    both = [
+        loaded.manifest.splits[split].shards if split in loaded.manifest.splits else ()
+        for loaded in (old, new)
+    ]
     shared = set[str]()
-    if same_classes:
-        first, second = ({shard.sha256 for shard in _shards(one, split)} for one in (old, new))
-        shared = first & second
-    before, after = _samples(old, split, shared), _samples(new, split, shared)
+    if all(a == b for a, b in zip(old.manifest.classes, new.manifest.classes, strict=False)):
+        shared = set.intersection(*({shard.sha256 for shard in shards} for shards in both))
+    before, after = _samples(old, both[0], shared), _samples(new, both[1], shared)
     for key in sorted(before.keys() | after.keys()):
         was, now = before.get(key), after.get(key)
         if was == now:
@@ -134,21 +140,16 @@ def _diff_split(old: LoadedSet, new: LoadedSet, split: str) -> Iterator[Differen
         )
 
 
-def _shards(loaded: LoadedSet, split: str) -> Sequence[Shard]:
-    splits = loaded.manifest.splits
-    return splits[split].shards if split in splits else ()
-
-
-def _samples(loaded: LoadedSet, split: str, without: set[str]) -> dict[str, tuple[str, int]]:
+def _samples(
+    loaded: LoadedSet, shards: Iterable[Shard], without: set[str]
+) -> dict[str, tuple[str, int]]:
     """The class and the CRC32C (of the image, if it has one) of each sample by key, without those
     of some shards.
     """
-    manifest, storage = loaded.manifest, loaded.storage
-    found = {}
-    for shard in _shards(loaded, split):
-        if shard.sha256 not in without:
-            index = read_index(storage, shard, ["key", "label", "crc32c", "image_crc32c"])
-            for row in index.to_pylist():
-                content = row["image_crc32c"] or row["crc32c"]
-                found[row["key"]] = manifest.class_name(row["label"]), content
-    return found
+    columns, class_name = ["key", "label", "crc32c", "image_crc32c"], loaded.manifest.class_name
+    return {
+        row["key"]: (class_name(row["label"]), row["image_crc32c"] or row["crc32c"])
+        for shard in shards
+        if shard.sha256 not in without
+        for row in read_index(loaded.storage, shard, columns).to_pylist()
+    }
