@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardset.decode.image import ImageSpec
     from shardset.decode.targets import Boxes, Mask, Text
     from shardset.read.disk_cache import DiskCache
-    from shardset.stream.mixture import MixedStream, Share
+    from shardset.stream.mixed_stream import MixedStream, Share
     from shardset.stream.samples import Sample, SampleSet, open
     from shardset.stream.spec import Batch, StreamOptions
     from shardset.stream.stream import Stream
@@ -69,7 +69,7 @@ _READER = {
     "decode.image": "ImageSpec",
     "decode.targets": "Boxes Mask Text",
     "read.disk_cache": "DiskCache",
-    "stream.mixture": "MixedStream Share",
+    "stream.mixed_stream": "MixedStream Share",
     "stream.samples": "Sample SampleSet open",
     "stream.spec": "Batch StreamOptions",
     "stream.stream": "Stream",

@@ -90,8 +90,8 @@ def nearest(name: str, names: Collection[str]) -> str | None:
     """The nearest name, else the one whose last part or beginning is nearest; None if none is
     near.
     """
-    for part in (str, lambda known: known.rpartition(".")[2], lambda known: known[: len(name)]):
-        parts = {part(known): known for known in names}
+    for part in (str, lambda other: other.rpartition(".")[2], lambda other: other[: len(name)]):
+        parts = {part(other): other for other in names}
         if near := difflib.get_close_matches(name, parts, n=1):
             return parts[near[0]]
     return None
@@ -151,12 +151,12 @@ def run_verb(
     return code
 
 
-def count(number: int, one: str, many: str = "") -> str:
+def count(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun: `1 shard`, `2 shards`.
 
-    `many` is for plurals without a plain s (`classes`).
+    `plural` is for plurals without a plain s (`classes`).
     """
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def some_of(texts: Sequence[str], most: int) -> str:

@@ -161,7 +161,7 @@ def add_flags(
     if none is named.
     """
     settings = settings_of(kind)
-    for name in names or [key for key, one in settings.items() if one.help]:
+    for name in names or [key for key, each in settings.items() if each.help]:
         settings[name].add_to(group, shows_default=shows_default)
 
 
@@ -188,12 +188,12 @@ def _settings_of(kind: type) -> Mapping[str, Setting]:
         name, hint = field.name, hints[field.name]
         if dataclasses.is_dataclass(hint):
             inner = settings_of(typing.cast(type, hint)).values()
-            own = [dataclasses.replace(one, key=f"{name}.{one.key}") for one in inner]
+            added = [dataclasses.replace(each, key=f"{name}.{each.key}") for each in inner]
         else:
             said = {"help": "", "options": {}, **field.metadata}
             has_factory = field.default_factory is not dataclasses.MISSING
-            own = [Setting(name, hint, None if has_factory else field.default, **said)]
-        settings |= {one.key: one for one in own}
+            added = [Setting(name, hint, None if has_factory else field.default, **said)]
+        settings |= {each.key: each for each in added}
     return settings
 
 
@@ -266,11 +266,11 @@ def help_text(record: object) -> str:
     values, settings = values_of(record), settings_of(type(record)).values()
     width = max(80, shutil.get_terminal_size().columns) - 2
     text = ""
-    for name, group in groupby(settings, key=lambda one: one.key.rpartition(".")[0]):
+    for name, group in groupby(settings, key=lambda each: each.key.rpartition(".")[0]):
         text += f" {name or 'run'}:\n"
-        for one in group:
-            name = f"  {one.key} = {value_text(values[one.key])}"
-            line = f"{name.ljust(HELP_COLUMN - 2)}  {one.help} ({one.expected})"
+        for each in group:
+            name = f"  {each.key} = {value_text(values[each.key])}"
+            line = f"{name.ljust(HELP_COLUMN - 2)}  {each.help} ({each.expected})"
             text += (
                 textwrap.fill(
                     line, width, subsequent_indent=" " * HELP_COLUMN, break_on_hyphens=False
@@ -287,8 +287,8 @@ def value_text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, dict):
         return ",".join(
-            f"{name}={one if isinstance(one, str) else json.dumps(one)}"
-            for name, one in value.items()
+            f"{name}={each if isinstance(each, str) else json.dumps(each)}"
+            for name, each in value.items()
         )
     return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
 

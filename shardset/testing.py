@@ -24,7 +24,7 @@ def put(
 
 
 def names(storage: Storage, prefix: str = "") -> list[str]:
-    return [found.name for found in storage.list(prefix)]
+    return [stat.name for stat in storage.list(prefix)]
 
 
 class ReadOnlyStorageTests:
@@ -63,16 +63,16 @@ class ReadOnlyStorageTests:
             ("empty", b"", [(0, None), (0, 0)]),
         ]:
             put(origin, name, data)
-            found, crc32c = storage.stat(name), crc32c_text(crc32c_of(data))
-            assert (found.name, found.num_bytes, found.crc32c or crc32c) == (
+            stat, crc32c = storage.stat(name), crc32c_text(crc32c_of(data))
+            assert (stat.name, stat.num_bytes, stat.crc32c or crc32c) == (
                 name,
                 len(data),
                 crc32c,
             )
-            assert found.generation != ABSENT
+            assert stat.generation != ABSENT
             for start, stop in ranges:
                 assert storage.read(name, start, stop) == data[start:stop]
-                assert storage.read_with_stat(name, start, stop) == (data[start:stop], found)
+                assert storage.read_with_stat(name, start, stop) == (data[start:stop], stat)
 
     def test_a_range_past_the_end_is_refused(self, storage: Storage, origin: Storage) -> None:
         put(origin, "a")
@@ -138,9 +138,9 @@ class StorageTests(ReadOnlyStorageTests):
             for part in (b"", b"he", memoryview(b"llo"), memoryview(bytearray(b" world"))):
                 writer.write(part)
             assert names(storage) == []
-        [listed], found = storage.list(), storage.stat("parts")
-        assert (listed.name, listed.num_bytes, listed.generation) == ("parts", 11, found.generation)
-        assert listed.crc32c in (None, found.crc32c)
+        [listed], stat = storage.list(), storage.stat("parts")
+        assert (listed.name, listed.num_bytes, listed.generation) == ("parts", 11, stat.generation)
+        assert listed.crc32c in (None, stat.crc32c)
         assert storage.read("parts") == HELLO
 
     def test_names_are_listed_in_byte_order_and_by_prefix(self, storage: Storage) -> None:

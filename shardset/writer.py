@@ -22,10 +22,16 @@ from shardset.format.columns import npy
 from shardset.format.images import format_of, masks, stored_png
 from shardset.format.labels import MAX_LABEL, NO_LABEL, notes_on, plain_label, why_sparse
 from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
-from shardset.format.rows import with_fields
+from shardset.format.rows import numbers, with_fields
 from shardset.format.shards import pattern_of
 from shardset.format.tar import StoredSample, TarBuilder
-from shardset.format.write import OpenWriter, write_index, write_split
+from shardset.format.write import (
+    OpenWriter,
+    class_counts,
+    open_tar,
+    write_index,
+    write_split,
+)
 from shardset.storage.base import ABSENT, ObjectWriter, Storage, try_to_delete
 from shardset.storage.open import open_storage
 from shardset.version import __version__
@@ -211,8 +217,8 @@ class Writer:
                 error.add_note(f"{path} stays: {failure}")
 
     def _refuse(self, prefix: str, why: str) -> None:
-        if (found := next(self._storage.list(prefix), None)) is not None:
-            raise ConfigError(f"{self._storage.url}/{found.name}: {why}")
+        if (stat := next(self._storage.list(prefix), None)) is not None:
+            raise ConfigError(f"{self._storage.url}/{stat.name}: {why}")
 
     @contextmanager
     def _create(self, path: str) -> Iterator[ObjectWriter]:
@@ -232,22 +238,18 @@ class _SplitWriter:
 
     def __init__(self, create: OpenWriter, name: str, size: int) -> None:
         self._create, self._name, self._size = create, name, size
-        self.tar, self.labels, self._num_samples = ExitStack(), Counter[int](), 0
-        self._tars: list[tuple[TarBuilder, pa.Table]] = []
+        self.tar = ExitStack()
+        self._num_samples = 0
         self._builder = TarBuilder(())
+        self._tars: list[tuple[TarBuilder, pa.Table]] = []
 
     def add(self, key: str, fields: Sequence[tuple[str, bytes]], label: int) -> None:
         """Writes a sample, and the end of its tar if that is full."""
         if self._num_samples % self._size == 0:
             # columns keep their places from shard to shard
-            self._builder = TarBuilder(self._builder.fields)
-            self._out = self.tar.enter_context(self._create(self._path(len(self._tars))))
-        self._out.write(
-            self._builder.add(
-                StoredSample(key=key, fields=fields, label=label, serial=self._num_samples)
-            )
-        )
-        self.labels[label] += 1
+            opened = open_tar(self._path(len(self._tars)), self._builder.fields, self._create)
+            self._builder, self._add = self.tar.enter_context(opened)
+        self._add(StoredSample(key=key, fields=fields, label=label, serial=self._num_samples))
         self._num_samples += 1
         if self._num_samples % self._size == 0:
             self._end_tar()
@@ -262,12 +264,13 @@ class _SplitWriter:
             )
             for number, (builder, rows) in enumerate(self._tars)
         ]
+        labels = np.concatenate([numbers(rows, "label") for _, rows in self._tars])
         return write_split(
             self._create,
             shards,
             pattern=pattern_of(self._name, self._name, len(shards)),
             table_path=naming.table_path(self._name),
-            class_totals=[self.labels[label] for label in range(num_classes)],
+            class_totals=class_counts(labels, num_classes).tolist(),
             plan_digest=_digest(written.shard.sha256 for written in shards),
             promises=["reproducible"],
         )
@@ -276,7 +279,6 @@ class _SplitWriter:
         return naming.shard_path(self._name, self._name, number)
 
     def _end_tar(self) -> None:
-        self._out.write(self._builder.finish())
         self.tar.close()
         self._tars.append((self._builder, self._builder.take_index()))
 

@@ -74,10 +74,10 @@ class StreamIterator(grain.DatasetIterator[Batch]):
                 if self._num_epochs is None
                 else range(epoch, self._num_epochs)
             )
-            spans = (
-                (each, self._stream.steps_from(step if each == epoch else 0)) for each in epochs
+            size = len(self._stream)
+            self._batches = self._stream.run(
+                (each, range(step if each == epoch else 0, size)) for each in epochs
             )
-            self._batches = self._stream.run(spans)
         epoch, step, batch = next(self._batches)
         self._position = (epoch, step + 1) if step + 1 < len(self._stream) else (epoch + 1, 0)
         return batch

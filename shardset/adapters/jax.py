@@ -28,8 +28,9 @@ class GlobalBatches(StreamAdapter):
         axis: The name of the axis of the mesh.
 
     Raises:
-        ConfigError: Rank and world size differ from those in JAX, the mesh has no such axis, the
-            global batch does not divide over it, or ids need more than 32 bits.
+        ConfigError: Rank and world size differ from those in JAX, or ids need more than 32 bits.
+        ValueError: JAX refuses the axis, or with the first batch a global batch that does not
+            divide over it.
 
     Examples:
         >>> import jax
@@ -46,22 +47,12 @@ class GlobalBatches(StreamAdapter):
 
     def __init__(self, stream: Stream, mesh: Mesh, axis: str = "data") -> None:
         here = jax.process_index(), jax.process_count()
-        own = stream.spec.rank, stream.spec.world_size
-        if own != here:
+        given = stream.spec.rank, stream.spec.world_size
+        if given != here:
             raise ConfigError(
-                f"the stream reads for rank {own[0]} of {own[1]}, but this is process {here[0]} of"
-                f" {here[1]} of JAX; pass rank=jax.process_index(), world_size=jax.process_count()"
-            )
-        if axis not in mesh.shape:
-            raise ConfigError(
-                f"the mesh has no axis {axis!r}, only {', '.join(map(str, mesh.shape))}; name one"
-                " of them"
-            )
-        size = stream.order.global_batch_size
-        if size % mesh.shape[axis]:
-            raise ConfigError(
-                f"a global batch of {size} does not divide over {mesh.shape[axis]} devices of axis"
-                f" {axis!r}; use a multiple"
+                f"the stream reads for rank {given[0]} of {given[1]}, but this is process"
+                f" {here[0]} of {here[1]} of JAX; pass rank=jax.process_index(),"
+                " world_size=jax.process_count()"
             )
         is_narrow = jax.dtypes.canonicalize_dtype(np.int64) != np.int64
         if is_narrow and stream.split.num_samples > np.iinfo(np.int32).max:

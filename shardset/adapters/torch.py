@@ -113,12 +113,11 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         epoch: The number of the first epoch, from 0.
 
     Raises:
-        ConfigError: The stream has no batch, or another process has another stream.
+        ConfigError: Another process has another stream.
     """
 
     def __init__(self, stream: Stream, epoch: int = 0) -> None:
         super().__init__()
-        stream.steps_from(0)  # raises here instead of in a worker
         stream.check_same()
         self.stream = stream
         self._shared = _Shared(*torch.tensor([epoch, 0, _NEVER]).share_memory_())
@@ -235,9 +234,8 @@ class StepDataset(IterableDataset[dict[str, Any]]):
     def _items_left(self, place: _Place) -> Iterator[dict[str, Any]]:
         self._begun = True
         epoch, first, num_given, worker = place
-        for _, step, batch in self.stream.run(
-            iter([(epoch, range(first, len(self.stream), worker[1]))])
-        ):
+        steps = range(first, len(self.stream), worker[1])
+        for _, step, batch in self.stream.run([(epoch, steps)]):
             items = self.items(batch)
             for number in range(num_given, len(items)):
                 is_last = number + 1 == len(items)
@@ -269,7 +267,7 @@ class BatchDataset(StepDataset):
         epoch: The number of the first epoch, from 0.
 
     Raises:
-        ConfigError: The stream has no batch, or another process has another stream.
+        ConfigError: Another process has another stream.
 
     Examples:
         >>> import shardset
@@ -305,7 +303,7 @@ class SampleDataset(StepDataset):
         epoch: The number of the first epoch, from 0.
 
     Raises:
-        ConfigError: The stream has other options, or no batch.
+        ConfigError: The stream has other options.
 
     Examples:
         >>> import shardset

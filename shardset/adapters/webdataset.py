@@ -18,7 +18,7 @@ with brought_by("webdataset"):
 
     from shardset.adapters.torch import SampleDataset
     from shardset.format.manifest import SetUrl, load_set
-    from shardset.stream.defaults import DEFAULT_SEED
+    from shardset.stream.presets import DEFAULT_SEED
     from shardset.stream.spec import StreamOptions
     from shardset.stream.stream import Stream
 
@@ -113,7 +113,10 @@ def pipeline(
     """
     rank, world_size = which_process(rank, world_size)
     loaded = load_set(manifest_url)
-    own: StreamOptions = {"fields": tuple(loaded.manifest.split(split).fields), "with_key": True}
+    defaults: StreamOptions = {
+        "fields": tuple(loaded.manifest.split(split).fields),
+        "with_key": True,
+    }
     stream = Stream(
         loaded,
         split,
@@ -122,7 +125,7 @@ def pipeline(
         world_size=world_size,
         seed=seed,
         image=None,
-        **(own | options),
+        **(defaults | options),
     )
     return SamplePipeline(SampleDataset(stream, epoch))
 

@@ -5,7 +5,6 @@ is the same for any number of processes and threads, and after a resume.
 """
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -26,13 +25,12 @@ MAX_MAGNITUDE = 10
 _TRIVIAL_LEVELS = 31
 _NUM_TRIES = 10
 
-_PART = re.compile(r"(mstd|m|p)(\d+(?:\.\d+)?)|(n)(\d+)|(inc)([01])")
 _FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "m": ("magnitude", float),
     "n": ("num_ops", int),
     "mstd": ("magnitude_std", float),
     "p": ("probability", float),
-    "inc": ("increasing", "1".__eq__),
+    "inc": ("increasing", {"0": False, "1": True}.__getitem__),
 }
 """The letters in timm's text: the field of RandAugment, and how its value is read."""
 
@@ -235,16 +233,19 @@ def augmentation_of(text: str) -> RandAugment | TrivialAugment:
     kind, *parts = text.split("-")
     if kind == "trivial" and not parts:
         return TrivialAugment()
-    found = [_PART.fullmatch(part) for part in parts]
-    if kind != "rand" or not all(found):
+    values = {}
+    try:
+        if kind != "rand":
+            raise KeyError(kind)
+        for part in parts:
+            letters = part.rstrip(".0123456789")
+            name, value_of = _FIELDS[letters]
+            values[name] = value_of(part.removeprefix(letters))
+    except (KeyError, ValueError) as error:
         raise ConfigError(
             f"augmentation {text!r}: expected trivial, or rand with timm's parts, such as"
             " rand-m9-n2-mstd0.5-p0.5-inc1"
-        )
-    letters = [tuple(filter(None, part.groups())) for part in found if part]
-    values: dict[str, Any] = {
-        _FIELDS[letter][0]: _FIELDS[letter][1](value) for letter, value in letters
-    }
+        ) from error
     return RandAugment(**values)
 
 

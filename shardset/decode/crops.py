@@ -62,13 +62,13 @@ class Window(NamedTuple):
 class Region(NamedTuple):
     """What a crop needs of one image, and how that fills a row.
 
-    `box` is a window of the full-size image; None is all of it. It becomes `target` in the row,
-    which may reach beyond the row. The image may be decoded smaller, with at least the height and
+    `box` is a window of the full-size image. It becomes `target` in the row, which may reach beyond
+    the row. The image may be decoded smaller, with at least the height and
     width of `least`. `put(row, pixels)` fills a row from the pixels of the box and allocates
     `num_bytes`.
     """
 
-    box: Box | None
+    box: Box
     target: Box
     least: tuple[int, int]
     put: Callable[[np.ndarray, Window], object]
@@ -89,14 +89,9 @@ class Placement(NamedTuple):
     decoded_bytes: int = DECODED_BYTES
 
     @property
-    def box(self) -> Box:
-        """The window of the image that the row shows."""
-        return self.region.box or Box(0, 0, *self.image_size)
-
-    @property
     def scales(self) -> tuple[float, float, float, float]:
         """(a, b, c, d): a point (x, y) of the upright image is (a x + b, c y + d) in the row."""
-        (top, left, height, width), target = self.box, self.region.target
+        (top, left, height, width), target = self.region.box, self.region.target
         x, y = target.width / width, target.height / height
         shift = target.left - left * x
         if self.is_mirrored:
@@ -158,7 +153,8 @@ class RandomResizedCrop(Crop):
         scale: The smallest and the largest share of the image's area that a window has.
         ratio: The smallest and the largest aspect of a window, width to height.
         interpolation: How it is resized: "linear" (OpenCV's; areas beyond a factor of 2), "area",
-            or a filter of Pillow's: "bilinear", "bicubic", "lanczos".
+            or a filter of Pillow's: "bilinear", "bicubic", "lanczos". ImageSpec raises ConfigError
+            for any other.
 
     Raises:
         ConfigError: A range is not (low, high) with 0 < low <= high.
@@ -177,7 +173,6 @@ class RandomResizedCrop(Crop):
     interpolation: str = "linear"
 
     def __post_init__(self) -> None:
-        _check_interpolation(self.interpolation)
         for name, ends in (("scale", self.scale), ("ratio", self.ratio)):
             try:
                 low, high = ends
@@ -205,9 +200,7 @@ class CenterCrop(Crop):
             result.
         interpolation: As in RandomResizedCrop; torchvision and timm use Pillow's filters.
 
-    Raises:
-        ConfigError: `resize` is no whole number, or the interpolation is not known. ImageSpec
-            raises it for a `resize` below its size.
+    ImageSpec raises ConfigError for a `resize` below its size.
 
     Examples:
         >>> import shardset
@@ -217,18 +210,15 @@ class CenterCrop(Crop):
     resize: int
     interpolation: str = "area"
 
-    def __post_init__(self) -> None:
-        require_int("resize", self.resize)
-        _check_interpolation(self.interpolation)
-
     def check(self, size: int) -> None:
-        if self.resize < size:
+        if require_int("resize", self.resize) < size:
             raise ConfigError(
                 f"the centre {size} of a side of {self.resize} does not exist; raise resize"
             )
 
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
-        height, width = short_side(*image_size, self.resize)
+        short = min(image_size)  # with torchvision's rounding
+        height, width = (int(self.resize * side / short) for side in image_size)
         if height * width > MAX_PIXELS:
             raise UndecodableImage(
                 f"its {image_size[0]} x {image_size[1]} pixels would become {height} x {width} with"
@@ -248,15 +238,9 @@ class Resize(Crop):
 
     Args:
         interpolation: As in RandomResizedCrop.
-
-    Raises:
-        ConfigError: There is no such interpolation.
     """
 
     interpolation: str = "area"
-
-    def __post_init__(self) -> None:
-        _check_interpolation(self.interpolation)
 
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
         return _resized(image_size, Box(0, 0, size, size), size, self.interpolation)
@@ -271,14 +255,13 @@ class Letterbox(Crop):
         interpolation: As in RandomResizedCrop.
 
     Raises:
-        ConfigError: A value is out of range.
+        ConfigError: `fill` is out of range.
     """
 
     fill: int = 114
     interpolation: str = "area"
 
     def __post_init__(self) -> None:
-        _check_interpolation(self.interpolation)
         if not 0 <= require_int("fill", self.fill) <= 255:
             raise ConfigError(f"fill is {self.fill}, expected 0 to 255")
 
@@ -323,7 +306,8 @@ class PadCrop(Crop):
             )
         top, left = int(drawn[1] * (down + 1)), int(drawn[2] * (right + 1))
         target = Box(padding - top, padding - left, height, width)
-        return Region(None, target, image_size, partial(_put, target=target))
+        box = Box(0, 0, *image_size)
+        return Region(box, target, image_size, partial(_put, target=target))
 
     def keeps_size(self, size: int) -> bool:
         return True
@@ -338,7 +322,7 @@ class PadCrop(Crop):
     ) -> None:
         size, num_offsets = out.shape[1], 2 * self.padding + 1
         offsets = (drawn[:, 1:3] * num_offsets).astype(np.int64)
-        frames = _frames.of(size, self.padding)
+        frames = _black_frames(size, self.padding)
         row, (frame, stride, pixel, _) = np.dtype((np.void, 3 * size)), frames.strides
         shape = len(frames), num_offsets, num_offsets, size
         windows = np.ndarray(shape, row, frames, 0, (frame, stride, pixel, stride))
@@ -367,13 +351,6 @@ def random_box(crop: RandomResizedCrop, height: int, width: int, drawn: np.ndarr
     return Box((height - h) // 2, (width - w) // 2, h, w)
 
 
-def short_side(height: int, width: int, side: int) -> tuple[int, int]:
-    """The (height, width) whose shorter side is `side`, with torchvision's rounding."""
-    if height <= width:
-        return side, int(side * width / height)
-    return int(side * height / width), side
-
-
 def turned(image: np.ndarray, orientation: int) -> np.ndarray:
     """The upright image, uint8 [height, width, 3], of one that is stored in an EXIF orientation of
     1 to 8.
@@ -398,33 +375,22 @@ def use_one_opencv_thread() -> None:
     cv2.setNumThreads(1)
 
 
-class _Frames(threading.local):
-    """Black frames around images, reused by each thread:
-    allocating them takes as long as the crop.
+def _black_frames(size: int, padding: int) -> np.ndarray:
+    """Frames for images of that size: uint8 [n, side, side, 3], black around the images of earlier
+    calls.
+
+    Each thread reuses its own: allocating them takes as long as the crop.
     """
-
-    _key: tuple[int, int] | None = None
-    _images = np.empty((0, 0, 0, 3), np.uint8)
-
-    def of(self, size: int, padding: int) -> np.ndarray:
-        """Frames for images of that size: uint8 [n, side, side, 3], black around the images of
-        earlier calls.
-        """
-        if self._key != (size, padding):
-            side = size + 2 * padding
-            self._images = np.zeros(
-                (max(1, _FRAMES_BYTES // (3 * side**2)), side, side, 3), np.uint8
-            )
-            self._key = size, padding
-        return self._images
+    if getattr(_frames, "key", None) != (size, padding):
+        side = size + 2 * padding
+        num_frames = max(1, _FRAMES_BYTES // (3 * side**2))
+        _frames.images = np.zeros((num_frames, side, side, 3), np.uint8)
+        _frames.key = size, padding
+    images: np.ndarray = _frames.images
+    return images
 
 
-_frames = _Frames()
-
-
-def _check_interpolation(name: str) -> None:
-    if name not in INTERPOLATIONS:
-        raise ConfigError(f"interpolation is {name!r}, expected one of {', '.join(INTERPOLATIONS)}")
+_frames = threading.local()
 
 
 def _resized(
@@ -436,7 +402,8 @@ def _resized(
     box: Box | None = None,
 ) -> Region:
     """The region that resizes a box of an image, or all of it, to its target."""
-    height, width = image_size if box is None else box[2:]
+    box = box or Box(0, 0, *image_size)
+    height, width = box[2:]
     ratio = max(target.height / height, target.width / width)
     least = math.ceil(image_size[0] * ratio), math.ceil(image_size[1] * ratio)
     num_bytes = 0 if target == (0, 0, size, size) else 3 * target.height * target.width
@@ -498,5 +465,5 @@ def _resize_into(out: np.ndarray, window: Window, interpolation: str) -> None:
         flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
         borderMode=cv2.BORDER_REPLICATE,
     )
-    found = cv2.resize(dense, size, interpolation=cv2.INTER_AREA)
-    cv2.cvtColor(found, cv2.COLOR_RGBA2RGB, dst=out)
+    resized = cv2.resize(dense, size, interpolation=cv2.INTER_AREA)
+    cv2.cvtColor(resized, cv2.COLOR_RGBA2RGB, dst=out)

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardset.decode import jpeg, png
 from shardset.decode.crops import (
-    Box,
+    INTERPOLATIONS,
     Crop,
     Placement,
     RandomResizedCrop,
@@ -57,8 +57,8 @@ class ImageSpec:
     Args:
         size: Height and width of the result, in pixels.
         crop: Which part of the image is taken: a RandomResizedCrop, CenterCrop or PadCrop.
-        flip: True: the batch says in `flip` (bool [n]) which images the device must mirror, and the
-            pixels come unmirrored. "pixels": half of the images come mirrored. False: none is.
+        flip: "pixels": half of the images come mirrored. "device": the batch says in `flip` (bool
+            [n]) which images the device must mirror, and the pixels come unmirrored.
         background: The colour (red, green, blue), 0 to 255 each, that is put below transparent
             pixels.
         decoded_bytes: Limits the memory of the images that a process decodes at the same time. An
@@ -70,7 +70,7 @@ class ImageSpec:
 
     Examples:
         >>> import shardset
-        >>> spec = shardset.ImageSpec(size=32, crop=shardset.CenterCrop(36), flip=True)
+        >>> spec = shardset.ImageSpec(size=32, crop=shardset.CenterCrop(36), flip="device")
         >>> stream = shardset.Stream("shards", "train", batch_size=8, image=spec)
         >>> batch = next(iter(stream))
         >>> batch["image"].shape, batch["flip"].shape
@@ -79,7 +79,7 @@ class ImageSpec:
 
     size: int
     crop: Crop = field(default_factory=RandomResizedCrop)
-    flip: bool | Literal["pixels"] = False
+    flip: Literal[False, "pixels", "device"] = False
     background: Background = WHITE
     decoded_bytes: int = DECODED_BYTES
     upright: bool = True
@@ -92,8 +92,13 @@ class ImageSpec:
                 f"crop is {self.crop!r}, expected a RandomResizedCrop(), CenterCrop(...) or"
                 " PadCrop(...)"
             )
-        if isinstance(self.flip, str) and self.flip != "pixels":
-            raise ConfigError(f"flip is {self.flip!r}, expected True, False or 'pixels'")
+        interpolation = getattr(self.crop, "interpolation", "area")
+        if interpolation not in INTERPOLATIONS:
+            raise ConfigError(
+                f"interpolation is {interpolation!r}, expected one of {', '.join(INTERPOLATIONS)}"
+            )
+        if self.flip not in ("pixels", "device", False):
+            raise ConfigError(f"flip is {self.flip!r}, expected 'pixels', 'device' or False")
         self.crop.check(self.size)
         backgrounds.check(self.background)
         limits.check(self.decoded_bytes)
@@ -150,9 +155,8 @@ def decode_into(row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray
 
 def crop_into(row: np.ndarray, pixels: np.ndarray, spec: ImageSpec, drawn: np.ndarray) -> None:
     """Crops a decoded image, uint8 [height, width, 3], into `row`; raises UndecodableImage."""
-    size = pixels.shape[:2]
-    region = spec.crop.region(size, spec.size, drawn)
-    region.put(row, jpeg.window_of(pixels, region.box or Box(0, 0, *size)))
+    region = spec.crop.region(pixels.shape[:2], spec.size, drawn)
+    region.put(row, jpeg.window_of(pixels, region.box))
 
 
 def decode(
@@ -224,21 +228,20 @@ def _decode_window(data: bytes, header: _Header, region: Region, background: Bac
     """The window of a region; decodes a part of an upright JPEG where its grid allows that."""
     kind, size, grid, orientation = header
     least, whole = region.least, upright_size(size, orientation)
-    if region.box and grid and orientation == UPRIGHT:
+    if grid and orientation == UPRIGHT:
         window = jpeg.decode_window(data, grid, region.box, least)
         if window is not None:
             return window
-    image, box = _decode_whole(data, header, least, background), region.box or Box(0, 0, *whole)
-    found = image.shape[:2]
-    if kind != "jpg" or found == whole:
-        return jpeg.window_of(image, box)
+    image = _decode_whole(data, header, least, background)
+    if kind != "jpg" or image.shape[:2] == whole:
+        return jpeg.window_of(image, region.box)
     eighths = jpeg.reduction(size, upright_size(least, orientation))
     # A flipped image begins behind what reaches beyond it.
     down, right = (
         (pixels - side * eighths / 8) * is_flipped
-        for pixels, side, is_flipped in zip(found, whole, flips(orientation), strict=True)
+        for pixels, side, is_flipped in zip(image.shape, whole, flips(orientation), strict=False)
     )
-    return jpeg.window_of(image, box, eighths, (down, right))
+    return jpeg.window_of(image, region.box, eighths, (down, right))
 
 
 def _decode_whole(

@@ -10,15 +10,12 @@ from shardset.decode.workers import SharedImages
 class MemoryCache:
     """Decoded images of one size by id, for a crop that does not resize them.
 
-    Any thread may put images; a batch is taken only when all of it is there. With `shared`, worker
-    processes may put images there too.
+    Any thread may put images, and worker processes; a batch is taken only when all of it is there.
     """
 
-    def __init__(self, num_samples: int, size: int, shared: SharedImages | None = None) -> None:
-        self.size = size
-        self.images_NHWC = (
-            shared.images_NHWC if shared else np.zeros((num_samples, size, size, 3), dtype=np.uint8)
-        )
+    def __init__(self, images: SharedImages) -> None:
+        self.images, self.images_NHWC = images, images.images_NHWC
+        num_samples, self.size = self.images_NHWC.shape[:2]
         self.labels = np.zeros(num_samples, dtype=np.int64)
         self.filled = np.zeros(num_samples, dtype=bool)
 

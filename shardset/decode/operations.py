@@ -47,15 +47,12 @@ def _affine(*matrix: float | None) -> Apply:
 
 
 def _solarize_add(image: Image.Image, add: float) -> Image.Image:
-    return image.point([min(255, one + int(add)) if one < 128 else one for one in range(256)] * 3)
+    darker = [min(255, level + int(add)) for level in range(128)]
+    return image.point([*darker, *range(128, 256)] * 3)
 
 
 def _posterize(value: Value) -> Operation:
-    def apply(image: Image.Image, bits: float) -> Image.Image:
-        mask = -(1 << 8 - int(bits))  # of no bits: black
-        return image.point([one & mask for one in range(256)] * 3)
-
-    return Operation("posterize", apply, value)
+    return Operation("posterize", lambda image, bits: ImageOps.posterize(image, int(bits)), value)
 
 
 def _solarize(value: Value) -> Operation:

@@ -101,14 +101,14 @@ class Boxes(Target):
 
     def read(self, content: bytes, placed: Placement, labels: Mapping[int, int]) -> dict[str, Any]:
         try:
-            found = boxes_in(content, labels)
+            objects = boxes_in(content, labels)
         except BadTarget as error:
             raise self.bad(error) from error
         # Not by NumPy: a dozen small arrays for each image take longer.
         x, right, y, down = placed.scales
         size, share = placed.row_size, _LEAST_SHARE * self.min_visible
         boxes, classes = [], []
-        for left, top, width, height, label, is_crowd in found:
+        for left, top, width, height, label, is_crowd in objects:
             if is_crowd and not self.crowd:
                 continue
             start, end = sorted((x * left + right, x * (left + width) + right))
@@ -171,7 +171,7 @@ class Mask(Target):
             raise self.bad(error) from None
         if not np.can_cast(mask.dtype, self.dtype):
             raise self.bad(f"numbers of {mask.dtype}, expected {self.dtype}")
-        (top, left, height, width), target = placed.box, placed.region.target
+        (top, left, height, width), target = placed.region.box, placed.region.target
         rows, has_row = _nearest(top, height, target.top, target.height, placed.row_size)
         columns, has_column = _nearest(left, width, target.left, target.width, placed.row_size)
         row = mask.take(rows, 0).take(columns, 1)

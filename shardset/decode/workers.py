@@ -2,21 +2,18 @@
 
 Decoders of small PNGs hold the GIL, and handing it from thread to thread takes as long as decoding
 the image, so threads are no faster than one. A worker process receives the verified bytes of some
-samples through a socket and writes their pixels into memory that it shares with the stream. It
+samples through a pipe and writes their pixels into memory that it shares with the stream. It
 leaves what it can't decode to the stream, which finds the reason.
 
-A worker ends when its socket closes, however the stream's process ends. It imports this module and
+A worker ends when its pipe closes, however the stream's process ends. It imports this module and
 little else, because an epoch of small images is over in seconds: OpenCV and Pillow are imported
 when an image needs them.
 """
 
-import io
-import itertools
 import mmap
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +21,9 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,9 +140,8 @@ class WorkerPool:
     """Up to `num_processes` worker processes; any thread may borrow an idle one.
 
     With `kept`, workers write whole images there, each at its own number. Without it, they crop by
-    `spec` into buffers of `num_images` images, which the next request overwrites. A worker is lent
-    out once it has loaded its libraries; `start` replaces lost ones. A forked
-    process starts its own.
+    `spec` into buffers of `num_images` images, which the next request overwrites. A forked process
+    starts its own.
     """
 
     def __init__(
@@ -152,80 +151,66 @@ class WorkerPool:
         num_images: int,
         kept: SharedImages | None = None,
     ) -> None:
-        self.spec, self.num_processes = spec, num_processes
-        self.num_images, self.kept = num_images, kept
-        self._own = PerProcess(_Workers)
-        weakref.finalize(self, _end_all, self._own)
+        self.num_processes = num_processes
+        task = DecodeTask(spec.background, spec.upright, None if kept else spec)
+        make = self._make = partial(Worker, task, spec.size, num_images, kept)
+        self._workers = PerProcess(lambda: [make() for _ in range(num_processes)])
+        weakref.finalize(self, _end_all, self._workers)
 
-    def start(self) -> None:
-        """Starts the missing workers of this process: all at first, later those that were lost."""
-        own = self._own()
-        with own.lock:
-            own.all = [worker for worker in own.all if not worker.is_lost]
-            crops = self.spec if self.kept is None else None
-            task = DecodeTask(self.spec.background, self.spec.upright, crops)
-            while len(own.all) < self.num_processes:
-                images = self.kept or SharedImages(self.num_images, self.spec.size)
-                own.all.append(Worker(images, task))
-                own.idle.append(own.all[-1])
+    def start(self) -> "list[Worker]":
+        """The workers of this process, which the first call starts."""
+        return self._workers()
 
     @contextmanager
     def idle(self) -> "Iterator[Worker | None]":
-        """Lends a worker that is ready and idle, or None if there is none. Raises DecoderLost."""
-        own = self._own()
-        with own.lock:
-            own.idle = [worker for worker in own.idle if not worker.is_lost]
-            worker = next((each for each in own.idle if each.is_ready()), None)
-            if worker is not None:
-                own.idle.remove(worker)
-        try:
-            yield worker
-        finally:
-            if worker is not None:
-                with own.lock:
-                    own.idle.append(worker)
+        """Lends a worker that is idle and has loaded its libraries, or None if there is none.
 
-
-class _Workers:
-    """The worker processes of a process."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.all: list[Worker] = []
-        self.idle: list[Worker] = []
+        Replaces those that were lost. Raises DecoderLost.
+        """
+        workers = self.start()
+        for number, worker in enumerate(workers):
+            if not worker.lock.acquire(blocking=False):
+                continue
+            try:
+                if worker.is_lost:
+                    workers[number] = self._make()
+                elif worker.is_ready():
+                    yield worker
+                    return
+            finally:
+                worker.lock.release()
+        yield None
 
 
 class Worker:
-    """One process, the socket to it and the images that it fills."""
+    """One process, the pipe to it and the images that it fills."""
 
-    def __init__(self, images: SharedImages, task: DecodeTask) -> None:
-        self.images_NHWC, self._images, self._task = images.images_NHWC, images, task
-        self._socket, theirs = socket.socketpair()
-        self._stream = self._socket.makefile("rwb")
-        given = theirs.fileno(), images.fd, self.images_NHWC.shape[1], task
+    def __init__(
+        self, task: DecodeTask, size: int, num_images: int, kept: SharedImages | None = None
+    ) -> None:
+        self._images = kept or SharedImages(num_images, size)
+        self.images_NHWC, self._task = self._images.images_NHWC, task
+        self._pipe, theirs = Pipe()
+        given = theirs.fileno(), self._images.fd, size, task
         paths = sys.path if _ROOT in sys.path else [_ROOT, *sys.path]
         # In a separate session, so that Ctrl-C or a signal to the group reaches the stream's
         # process only.
         self.process = subprocess.Popen(
             [*_COMMAND, pickle.dumps(given).hex()],
-            pass_fds=[theirs.fileno(), images.fd],
+            pass_fds=[theirs.fileno(), self._images.fd],
             env=os.environ | _NO_ALGEBRA | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
             start_new_session=True,
         )
         theirs.close()
+        self.lock = threading.Lock()
+        """Held by the thread that has borrowed it."""
         self._ready = False
         self.is_lost = False
         """Whether the process has ended, which raised DecoderLost."""
 
     def is_ready(self) -> bool:
         """Whether it has loaded its libraries; does not wait. Raises DecoderLost."""
-        if not self._ready:
-            try:
-                self._socket.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
-            except BlockingIOError:
-                return False
-            except ConnectionError as error:
-                raise self._lost() from error
+        if not self._ready and self._pipe.poll():
             self._ready = self._answer()
         return self._ready
 
@@ -238,36 +223,31 @@ class Worker:
         Raises DecoderLost.
         """
         drawn = drawn if self._task.spec else drawn[:, :0]
-        sizes = list(map(len, contents))
-        return np.frombuffer(self._answer(numbers, sizes, b"".join(contents), drawn), np.bool_)
+        done: np.ndarray = self._answer(numbers, contents, drawn)
+        return done
 
     def end(self) -> None:
         """Kills the process; it has nothing to clean up."""
         self.process.kill()
         self.process.wait()
-        with suppress(OSError):  # what was not sent is lost with it
-            self._stream.close()
-        self._socket.close()
+        self._pipe.close()
 
     def _answer(self, *request: Any) -> Any:
         """The next answer of the process, after a request if there is one."""
         try:
             if request:
-                _send(self._stream, request)
-            return pickle.load(self._stream)
-        except (OSError, EOFError, pickle.UnpicklingError) as error:
-            raise self._lost() from error
-
-    def _lost(self) -> DecoderLost:
-        self.is_lost = True
-        self.end()
-        code = self.process.returncode
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
-        return DecoderLost(
-            f"process {self.process.pid}, which decoded images for this one, was ended {how} (by"
-            " the system if memory ran out); start again, with num_threads=1 to decode without"
-            " such processes"
-        )
+                self._pipe.send(request)
+            return self._pipe.recv()
+        except (OSError, EOFError) as error:
+            self.is_lost = True
+            self.end()
+            code = self.process.returncode
+            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+            raise DecoderLost(
+                f"process {self.process.pid}, which decoded images for this one, was ended {how}"
+                " (by the system if memory ran out); start again, with num_threads=1 to decode"
+                " without such processes"
+            ) from error
 
 
 def work(given: str) -> None:
@@ -279,22 +259,11 @@ def work(given: str) -> None:
     task: DecodeTask
     fd, images_fd, size, task = pickle.loads(bytes.fromhex(given))
     images_NHWC = _map_images(images_fd, size)
-    with (
-        socket.socket(fileno=fd) as connection,
-        suppress(ConnectionError, EOFError, pickle.UnpicklingError),
-        connection.makefile("rwb") as stream,
-    ):
-        _send(stream, True)
+    with Connection(fd) as pipe, suppress(ConnectionError, EOFError):
+        pipe.send(True)
         while True:
-            numbers, sizes, content, drawn = pickle.load(stream)
-            ends = itertools.accumulate(sizes, initial=0)
-            contents = [content[start:end] for start, end in itertools.pairwise(ends)]
-            _send(stream, task.decode(images_NHWC, numbers, contents, drawn).tobytes())
-
-
-def _send(stream: io.BufferedRWPair, value: Any) -> None:
-    pickle.dump(value, stream, pickle.HIGHEST_PROTOCOL)
-    stream.flush()
+            numbers, contents, drawn = pipe.recv()
+            pipe.send(task.decode(images_NHWC, numbers, contents, drawn))
 
 
 def _map_images(fd: int, size: int) -> np.ndarray:
@@ -302,7 +271,7 @@ def _map_images(fd: int, size: int) -> np.ndarray:
     return np.frombuffer(mmap.mmap(fd, 0), np.uint8).reshape(-1, size, size, 3)
 
 
-def _end_all(own: PerProcess[_Workers]) -> None:
-    for workers in own.take():
-        for worker in workers.all:
+def _end_all(workers: PerProcess[list[Worker]]) -> None:
+    for started in workers.take():
+        for worker in started:
             worker.end()

@@ -7,8 +7,10 @@ raw input.
 
 import base64
 import io
+import json
 import os
 import unicodedata
+from functools import partial
 from typing import Any, NamedTuple
 
 import jinja2
@@ -43,18 +45,23 @@ def render(package: str, template: str, **values: Any) -> bytes:
 
     `template` is a file of `package` that extends `page.html`; it gets `values`.
     """
+    text = template_of(package, template).render(tool=_TOOL, **values)
+    return text.encode("utf-8", "replace")
+
+
+def template_of(package: str, name: str) -> jinja2.Template:
+    """A template that is a file of `package`."""
     folders = jinja2.PackageLoader("shardset.html"), jinja2.PackageLoader(package, "")
     environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader(folders),
-        autoescape=lambda name: name is None or name.endswith(".html"),
+        autoescape=jinja2.select_autoescape(),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"clip": clip, "count": count}
-    return (
-        environment.get_template(template).render(tool=_TOOL, **values).encode("utf-8", "replace")
-    )
+    yaml = partial(json.dumps, ensure_ascii=False)  # JSON is YAML
+    environment.filters |= {"clip": clip, "count": count, "yaml": yaml}
+    return environment.get_template(name)
 
 
 def output_of(storage: Storage, output: str | None) -> tuple[Storage, str]:
@@ -95,7 +102,5 @@ def clip(text: object, letters: int = MAX_LETTERS) -> str:
 
 
 def _shown(letter: str) -> str:
-    # To Python every space but the plain one is unprintable, such as the no-break space and the
-    # ideographic space.
-    is_shown = letter.isprintable() or unicodedata.category(letter) == "Zs"
-    return letter if is_shown else "\N{REPLACEMENT CHARACTER}"
+    is_control = unicodedata.category(letter).startswith("C")
+    return "\N{REPLACEMENT CHARACTER}" if is_control else letter

@@ -4,19 +4,18 @@ them.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardset.order.permutation import Purpose, hash64, hash64_on
+from shardset.order.permutation import Purpose, hash64
 from shardset.order.selection import Selection
 
 GAP_SHARE = 0.3
 """Most unwanted samples that a read may bring for each wanted one."""
 
 _BLOCKS_AT_ONCE = 1 << 16  # bounds the memory of hashing all blocks of an epoch
-_IDS_AT_ONCE = 1 << 18
 _BLOCKS_PER_BUCKET_BITS = 8
 _MAX_BUCKET_BITS = 16  # a bucket's number is stored as uint16
 
@@ -80,10 +79,10 @@ class BlockLayout:
             [[0], np.cumsum(-(-(np.diff(first_ids) + self.phases) // block_size))]
         )
         self.num_blocks = int(self.first_blocks[-1])
-        bits = min(_MAX_BUCKET_BITS, max(0, self.num_blocks.bit_length() - _BLOCKS_PER_BUCKET_BITS))
+        bits = min(_MAX_BUCKET_BITS, max(1, self.num_blocks.bit_length() - _BLOCKS_PER_BUCKET_BITS))
         # The stored order uses the block's own number as its hash, which has fewer bits.
-        hash_bits = max(1, self.num_blocks.bit_length()) if seed is None else 64
-        self.shift = np.uint64(max(0, hash_bits - bits))
+        hash_bits = self.num_blocks.bit_length() if seed is None else 64
+        self.shift = np.uint64(hash_bits - bits)
         self.bucket_of_block = np.empty(self.num_blocks, dtype=np.uint16)
         self.bucket_starts = self._fill_buckets(1 << bits)
         nothing = np.zeros(0, dtype=np.int64)
@@ -91,38 +90,24 @@ class BlockLayout:
 
     def ids(self, positions: Ints) -> Ints:
         """The ids at some positions of the sequence; of the same shape."""
-        positions = np.asarray(positions, dtype=np.int64)
-        if positions.size == 0:
-            return positions
-        buckets = self._sorted_buckets(_owner(self.bucket_starts, positions))
-        owners = _owner(buckets.starts, positions)
-        first = self.selection.num_before(self._id_ranges(buckets.blocks[owners])[0])
-        return self.selection.id_of(first + positions - buckets.starts[owners])
+        blocks, starts = self._blocks_at(positions)
+        return self.selection.id_of(positions - starts + self._num_before(blocks))
 
     def positions(self, ids: Ints) -> Ints:
         """The inverse of `ids`."""
         blocks = self._blocks_of(ids)
-        buckets = self._sorted_buckets(self.bucket_of_block[blocks].astype(np.int64))
-        candidates = np.flatnonzero(np.isin(buckets.blocks, blocks))
-        candidates = candidates[np.argsort(buckets.blocks[candidates])]
-        numbers = candidates[np.searchsorted(buckets.blocks[candidates], blocks)]
-        starts: Ints = buckets.starts[numbers]
-        return (
-            starts
-            + self.selection.num_before(ids)
-            - self.selection.num_before(self._id_ranges(blocks)[0])
-        )
+        buckets = self._sorted_buckets(self.bucket_of_block[blocks])
+        by_number = np.argsort(buckets.blocks)
+        at = by_number[np.searchsorted(buckets.blocks, blocks, sorter=by_number)]
+        starts: Ints = buckets.starts[at]
+        return starts + self.selection.num_before(ids) - self._num_before(blocks)
 
     def reads_of(self, positions: Ints, begin: Ints, end: Ints) -> RangeReads:
         """For each position the read of the part of its block inside [begin, end)."""
-        if positions.size == 0:
-            return RangeReads(*(np.zeros(0, dtype=np.int64) for _ in range(5)))
-        buckets = self._sorted_buckets(_owner(self.bucket_starts, positions))
-        owners = _owner(buckets.starts, positions)
-        blocks, starts = buckets.blocks[owners], buckets.starts[owners]
+        blocks, starts = self._blocks_at(positions)
         first = np.maximum(starts, begin)
         last = np.minimum(starts + self._sizes(blocks), end) - 1
-        numbers = self.selection.num_before(self._id_ranges(blocks)[0]) - starts
+        numbers = self._num_before(blocks) - starts
         start = self.selection.id_of(numbers + first)
         stop = self.selection.id_of(numbers + last) + 1
         num_samples = last + 1 - first
@@ -165,24 +150,19 @@ class BlockLayout:
 
     def _fill_buckets(self, num_buckets: int) -> Ints:
         """Where each bucket begins in the sequence, and the end."""
-        counts = np.zeros(num_buckets, dtype=np.int64)
+        sizes = np.zeros(num_buckets)
         for start, stop in self._chunks():
-            self.bucket_of_block[start:stop] = self._buckets_of(self._hashes_between(start, stop))
-            counts += np.bincount(self.bucket_of_block[start:stop], minlength=num_buckets)
-        listed = np.zeros(num_buckets, dtype=np.int64)
-        for begin in range(0, len(self.selection.ids), _IDS_AT_ONCE):
-            blocks = self._blocks_of(self.selection.ids[begin : begin + _IDS_AT_ONCE])
-            listed += np.bincount(self.bucket_of_block[blocks], minlength=num_buckets)
-        if self.selection.keeps:
-            return np.concatenate([[0], np.cumsum(listed)])
-        short = np.unique(np.concatenate([self.first_blocks[:-1], self.first_blocks[1:] - 1]))
-        begins, ends = self._id_ranges(short)
-        num_missing = np.bincount(
-            self.bucket_of_block[short],
-            weights=self.block_size - (ends - begins),
-            minlength=num_buckets,
-        ).astype(np.int64)
-        return np.concatenate([[0], np.cumsum(counts * self.block_size - num_missing - listed)])
+            blocks = np.arange(start, stop)
+            buckets = self._hashes(blocks) >> self.shift
+            self.bucket_of_block[start:stop] = buckets
+            sizes += np.bincount(self.bucket_of_block[start:stop], self._sizes(blocks), num_buckets)
+        return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+
+    def _chunks(self) -> Iterator[tuple[int, int]]:
+        last = self.num_blocks
+        return (
+            (start, min(last, start + _BLOCKS_AT_ONCE)) for start in range(0, last, _BLOCKS_AT_ONCE)
+        )
 
     def _hashes(self, blocks: Ints) -> NDArray[np.uint64]:
         if self.seed is None:
@@ -192,29 +172,11 @@ class BlockLayout:
         )
         return hashes
 
-    def _hashes_between(self, start: int, stop: int) -> NDArray[np.uint64]:
-        """The hashes of consecutive blocks; hashes once what the blocks of a shard share."""
-        numbers = np.arange(start, stop, dtype=np.int64)
-        if self.seed is None:
-            return numbers.astype(np.uint64)
-        # Consecutive blocks lie in consecutive shards: this spares a search for every block.
-        first, last = _owner(self.first_blocks, np.array([start, stop - 1])).tolist()
-        shards = np.arange(first, last + 1, dtype=np.int64)
-        counts = np.diff(np.clip(self.first_blocks[first : last + 2], start, stop))
-        states = hash64(self.seed, self.epoch, Purpose.BLOCK, shards)
-        hashes: NDArray[np.uint64] = hash64_on(
-            np.repeat(states, counts), numbers - np.repeat(self.first_blocks[shards], counts)
-        )
-        return hashes
-
-    def _chunks(self) -> Iterator[tuple[int, int]]:
-        last = self.num_blocks
-        return (
-            (start, min(last, start + _BLOCKS_AT_ONCE)) for start in range(0, last, _BLOCKS_AT_ONCE)
-        )
-
-    def _buckets_of(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        return hashes >> self.shift if self.shift < 64 else np.zeros_like(hashes)
+    def _blocks_at(self, positions: Ints) -> tuple[Ints, Ints]:
+        """The block at each position of the sequence, and where it begins there."""
+        buckets = self._sorted_buckets(_owner(self.bucket_starts, positions))
+        owners = _owner(buckets.starts, positions)
+        return buckets.blocks[owners], buckets.starts[owners]
 
     def _blocks_of(self, ids: Ints) -> Ints:
         """The block of each id."""
@@ -235,11 +197,15 @@ class BlockLayout:
         start = low + numbers * self.block_size - self.phases[shards]
         return np.maximum(start, low), np.minimum(start + self.block_size, high)
 
+    def _num_before(self, blocks: Ints) -> Ints:
+        """The number of taken ids before each block."""
+        return self.selection.num_before(self._id_ranges(blocks)[0])
+
     def _sizes(self, blocks: Ints) -> Ints:
         start, stop = self._id_ranges(blocks)
         return self.selection.num_before(stop) - self.selection.num_before(start)
 
-    def _sorted_buckets(self, buckets: Ints) -> _SortedBuckets:
+    def _sorted_buckets(self, buckets: NDArray[Any]) -> _SortedBuckets:
         """At least these buckets, sorted."""
         # read once: another thread may ask for other buckets meanwhile
         sorted_buckets = self._sorted
@@ -264,7 +230,7 @@ class BlockLayout:
         sizes = sizes[order]
         # Samples of the buckets that are not sorted here shift the blocks behind them.
         left_out = np.cumsum(np.where(wanted, 0, np.diff(self.bucket_starts)))
-        starts = np.cumsum(sizes) - sizes + left_out[self._buckets_of(hashes[order])]
+        starts = np.cumsum(sizes) - sizes + left_out[hashes[order] >> self.shift]
         return _SortedBuckets(wanted, blocks[order], starts)
 
 

@@ -5,11 +5,11 @@ L is `num_lanes`, q `block_size`, w `window`.
 """
 
 import sys
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Literal, get_args, get_origin
 
-from shardset.errors import BudgetTooSmall, ConfigError
+from shardset.errors import BudgetTooSmall, ConfigError, require_int
 from shardset.order.epoch import LastBatch, Order
 from shardset.order.lanes import MAX_DEFAULT_LANES, default_lanes, lanes_of_reader
 from shardset.order.selection import Selection
@@ -28,6 +28,8 @@ INDEX_BYTES = 28
 MAX_STEPS_AT_ONCE = 64
 READ_AHEAD = 8
 PREFETCH = 2
+_LEAST = {"num_lanes": 1, "block_size": 1, "window": 0, "augment_repeats": 1, "num_threads": 1}
+_LEAST["prefetch"] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +52,19 @@ class OrderOptions:
     budget_bytes: int = BUDGET_BYTES
 
     def __post_init__(self) -> None:
-        for name in ("num_lanes", "block_size", "augment_repeats"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(
-                    f"{name} is {value}, expected at least 1; leave it out for the default"
-                )
+        """Checks numbers and choices, those of subclasses too."""
+        for name, kind in ((each.name, each.type) for each in fields(self)):
+            value = getattr(self, name)
+            if kind is int or (kind == int | None and value is not None):
+                value = require_int(name, value)
+                object.__setattr__(self, name, value)
+                if value < _LEAST.get(name, value):
+                    raise ConfigError(
+                        f"{name} is {value}, expected at least {_LEAST[name]}; leave it out for the"
+                        " default"
+                    )
+            elif get_origin(kind) is Literal and value not in get_args(kind):
+                raise ConfigError(f"{name} is {value!r}, expected {' or '.join(get_args(kind))}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,10 +157,10 @@ def fit_memory(
     `image_bytes` is the size of one decoded image, `cache_bytes` of all together (None if they
     can't be kept); they are kept where the rest of the budget has room for all.
     """
-    num_samples, budget_bytes = int(order.first_ids[-1]), options.budget_bytes
+    num_samples, budget = int(order.first_ids[-1]), options.budget_bytes
     mean_bytes = stored_bytes / num_samples
 
-    def needed(order: Order, budget: int) -> Memory:
+    def needed(order: Order) -> Memory:
         lanes = len(order.part_lanes(part))
         held = held_bytes(
             mean_bytes, num_lanes=lanes, block_size=order.block_size, window=order.window
@@ -163,15 +173,14 @@ def fit_memory(
             budget=budget,
         )
 
-    def fits(budget: int) -> bool:
-        wider = fit_order(
-            order.shard_sizes, replace(options, budget_bytes=budget), stored_bytes=stored_bytes
-        )
-        return needed(wider, budget).total <= budget
-
-    memory = needed(order, budget_bytes)
-    if memory.total > budget_bytes:
-        enough = _enough(budget_bytes, fits)
+    memory = needed(order)
+    if memory.total > budget:
+        enough, wider = budget, memory
+        # Ends: the raw bytes of an order take at most 9/16 of a budget, or L, q and w are fixed.
+        while wider.total > enough:
+            enough = MIB * -(-wider.total // MIB)
+            changed = replace(options, budget_bytes=enough)
+            wider = needed(fit_order(order.shard_sizes, changed, stored_bytes=stored_bytes))
         raise BudgetTooSmall(
             f"{memory}; raise budget_bytes to {enough} ({enough // MIB:,} MiB: --set"
             f" budget_bytes={enough} of a run, --budget-bytes {enough} of `estimate`), or lower"
@@ -179,11 +188,10 @@ def fit_memory(
             enough,
         )
     ahead = int(READ_AHEAD * len(part) * mean_bytes)
-    memory = replace(memory, raw=memory.raw + min(ahead, budget_bytes - memory.total))
-    left = budget_bytes - memory.total
-    return replace(
-        memory, cache=cache_bytes if cache_bytes is not None and cache_bytes <= left else 0
-    )
+    memory = replace(memory, raw=memory.raw + min(ahead, budget - memory.total))
+    if cache_bytes is not None and cache_bytes <= budget - memory.total:
+        return replace(memory, cache=cache_bytes)
+    return memory
 
 
 def _fit_lanes(room: int, block_size: int, options: OrderOptions) -> int:
@@ -199,14 +207,3 @@ def _fit_lanes(room: int, block_size: int, options: OrderOptions) -> int:
         world_size * (room // held) for held in (block_size, 2 * (block_size + DEFAULT_WINDOW))
     )
     return default_lanes(size, world_size, min(max(world_size, most), MAX_DEFAULT_LANES), wide)
-
-
-def _enough(too_small: int, fits: Callable[[int], bool]) -> int:
-    """The smallest budget in whole MiB that fits.
-
-    Doubling ends: the raw bytes of an order take at most 9/16 of a budget, or L, q and w are fixed.
-    """
-    low, high = too_small // MIB, 2 * max(1, too_small // MIB)
-    while not fits(high * MIB):
-        low, high = high, 2 * high
-    return MIB * bisect_left(range(high), True, lo=low + 1, key=lambda mib: fits(mib * MIB))

@@ -172,14 +172,12 @@ class Order:
         window) and, once an epoch, the order of its blocks.
         """
         ids = np.asarray(ids, dtype=np.int64)
-        if ids.size == 0:
-            return ids, ids
-        if ids.min() < 0 or ids.max() >= self.first_ids[-1]:
+        is_taken = (ids >= 0) & (ids < self.first_ids[-1]) & self.selection.has(ids)
+        if not is_taken.all():
             raise ConfigError(
-                f"ids reach {ids.min()} to {ids.max()}, expected 0 to {self.first_ids[-1] - 1}"
+                f"id {ids[~is_taken][0]} is not in the view or not 0 to"
+                f" {self.first_ids[-1] - 1}, so it is in no epoch"
             )
-        if len(left_out := ids[~self.selection.has(ids)]):
-            raise ConfigError(f"id {left_out[0]} is not in the view, so it is in no epoch")
         positions = self._layout(epoch).positions(ids)
         lanes = ((positions + 1) * self.num_lanes - 1) // self.num_samples
         begin = self.lane_starts(lanes)
@@ -189,8 +187,8 @@ class Order:
         first = np.maximum(offsets - self.window, 0)
         near = first[:, None] + np.arange(2 * self.window + 1, dtype=np.int64)
         keys = self._shuffle_keys(epoch, lanes[:, None], near)
-        own = np.take_along_axis(keys, (offsets - first)[:, None], axis=1)
-        below = (keys < own) | ((keys == own) & (near < offsets[:, None]))
+        its_keys = np.take_along_axis(keys, (offsets - first)[:, None], axis=1)
+        below = (keys < its_keys) | ((keys == its_keys) & (near < offsets[:, None]))
         return first + np.count_nonzero(below & (near < length[:, None]), axis=1), lanes
 
     def reads_of(self, epoch: int, lanes: Ints, positions: Ints) -> RangeReads:
@@ -201,30 +199,20 @@ class Order:
         return self._layout(epoch).reads_of(positions, begin, end)
 
     def slots(self, epoch: int, steps: range, start: int, stop: int) -> Slots:
-        """The slots [start, stop) of consecutive global batches; all arrays but `lanes` are
+        """The slots [start, stop) of some global batches; all arrays but `lanes` and `repeats` are
         [len(steps), n].
         """
+        size, part = self.rows_per_step, range(start, stop)
         numbers, repeats = np.divmod(np.arange(start, stop, dtype=np.int64), self.augment_repeats)
-        lanes = np.array(self.part_lanes(range(start, stop)), dtype=np.int64)
-        rows = range(steps.start * self.rows_per_step, steps.stop * self.rows_per_step)
-        lane_positions, has_sample = self.positions(epoch, lanes, rows.start, rows.stop)
-
-        def by_batch(values: NDArray[Any]) -> NDArray[Any]:
-            batches = (
-                values.reshape(len(lanes), len(steps), self.rows_per_step)
-                .transpose(1, 0, 2)
-                .reshape(len(steps), -1)
-            )
-            return batches[:, numbers - numbers[:1] // self.rows_per_step * self.rows_per_step]
-
-        positions = by_batch(lane_positions)
-        row_of = (
-            np.arange(steps.start, steps.stop)[:, None] * self.rows_per_step
-            + numbers % self.rows_per_step
-        )
-        weights = by_batch(has_sample).astype(np.float32)
-        ids, lane_of = self.ids(epoch, positions), numbers // self.rows_per_step
-        return Slots(ids, weights, lane_of, row_of, positions, repeats)
+        lane_of, items = np.divmod(numbers, size)
+        lanes = np.array(self.part_lanes(part), dtype=np.int64)
+        first, last = steps[0] * size, (steps[-1] + 1) * size
+        lane_positions, has_sample = self.positions(epoch, lanes, first, last)
+        rows = size * np.array(steps)[:, None] + items
+        at = lane_of - lanes[:1], rows - first
+        positions, weights = lane_positions[at], has_sample[at].astype(np.float32)
+        ids = self.ids(epoch, positions)
+        return Slots(ids, weights, lane_of, rows, positions, repeats)
 
     def batch(self, epoch: int, step: int) -> Slots:
         """All slots of global batch number `step`, 0 <= step < num_batches."""
@@ -283,7 +271,7 @@ class Order:
                 epoch=epoch,
             )
             # Two epochs stay: near its end, an epoch is read together with the start of the next.
-            for other in sorted(self._layouts, key=lambda known: abs(known - epoch))[2:]:
+            for other in sorted(self._layouts, key=lambda other: abs(other - epoch))[2:]:
                 self._layouts.pop(other, None)
         return layout
 
@@ -294,11 +282,6 @@ def _check(order: Order) -> None:
         raise ConfigError(
             "an order needs at least one shard, and no empty ones; check the manifest's split"
         )
-    if order.num_lanes < 1 or order.block_size < 1 or order.window < 0 or repeats < 1:
-        raise ConfigError(
-            f"L is {order.num_lanes}, q is {order.block_size}, w is {order.window} and"
-            f" augment_repeats is {repeats}; expected at least 1, 1, 0 and 1"
-        )
     if size < 1 or size % per_row:
         times = f" times {repeats} repeats" if repeats > 1 else ""
         raise ConfigError(
@@ -306,8 +289,6 @@ def _check(order: Order) -> None:
             f" {per_row * max(1, round(size / per_row))}, or"
             f" {default_lanes(max(1, size // repeats))} lanes"
         )
-    if order.seed is not None:
-        require_int("seed", order.seed)
     if order.seed is None and order.window:
         raise ConfigError(
             f"the stored order (seed None) moves nothing, but w is {order.window}; use w = 0"

@@ -48,29 +48,22 @@ def hash64(*words: Any) -> Any:
     Words are taken modulo 2**64. Returns an int if all words are ints, else a uint64 array of the
     broadcast shape.
     """
-    state: Any = 0
+    x: Any = 0
     for word in words:
-        state = hash64_on(state, word)
-    return state
-
-
-def hash64_on(state: Any, word: Any) -> Any:
-    """`hash64(*words, word)` from `hash64(*words)`: hashes that begin alike share the work of the
-    beginning.
-    """
-    if isinstance(state, int) and isinstance(word, int):
-        x = ((state ^ (word & _MASK)) + _GOLDEN) & _MASK
-        x = ((x ^ (x >> 30)) * _MUL1) & _MASK
-        x = ((x ^ (x >> 27)) * _MUL2) & _MASK
-        return x ^ (x >> 31)
-    y = _uint64(state) ^ _uint64(word)
-    y += np.uint64(_GOLDEN)
-    y ^= y >> np.uint64(30)
-    y *= np.uint64(_MUL1)
-    y ^= y >> np.uint64(27)
-    y *= np.uint64(_MUL2)
-    y ^= y >> np.uint64(31)
-    return y
+        if isinstance(x, int) and isinstance(word, int):
+            x = ((x ^ (word & _MASK)) + _GOLDEN) & _MASK
+            x = ((x ^ (x >> 30)) * _MUL1) & _MASK
+            x = ((x ^ (x >> 27)) * _MUL2) & _MASK
+            x ^= x >> 31
+            continue
+        x = _uint64(x) ^ _uint64(word)
+        x += np.uint64(_GOLDEN)
+        x ^= x >> np.uint64(30)
+        x *= np.uint64(_MUL1)
+        x ^= x >> np.uint64(27)
+        x *= np.uint64(_MUL2)
+        x ^= x >> np.uint64(31)
+    return x
 
 
 def derive_key(seed: int, *names: int | str) -> int:
@@ -94,7 +87,7 @@ def permute(positions: NDArray[np.int64], *, n: int, key: int) -> NDArray[np.int
         if not 0 <= extreme < n:
             raise ValueError(f"position {extreme} is outside [0, {n})")
     half = max(_MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2)
-    rounds = [_round(hash64(key, number), half, positions.size) for number in range(_ROUNDS)]
+    rounds = [_round(key, number, half, positions.size) for number in range(_ROUNDS)]
     values = _network(positions.astype(np.int64), rounds, half)
     outside = np.flatnonzero(values >= n)
     # cycle walking: ends, because the network permutes a finite set that holds the positions
@@ -113,11 +106,11 @@ def _uint64(word: Any) -> NDArray[np.uint64]:
     return np.asarray(word).astype(np.uint64, copy=False)
 
 
-def _round(key: int, half: int, num_values: int) -> Round:
+def _round(key: int, number: int, half: int, num_values: int) -> Round:
     """The function of a round: a table if there are at least as many values as it has results."""
 
     def function(value: NDArray[np.int64]) -> NDArray[np.int64]:
-        mixed: NDArray[np.uint64] = hash64_on(key, value)
+        mixed: NDArray[np.uint64] = hash64(key, number, value)
         return (mixed & np.uint64((1 << half) - 1)).astype(np.int64)
 
     return function(np.arange(1 << half)).__getitem__ if num_values >= 1 << half else function

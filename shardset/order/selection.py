@@ -27,7 +27,7 @@ class Selection:
     digest: str = ""
 
     @classmethod
-    def of(cls, kept: Ints, num_ids: int, digest: str = "") -> Self:
+    def from_kept(cls, kept: Ints, num_ids: int, digest: str = "") -> Self:
         """The selection of ascending ids; holds the others if they are fewer."""
         if 2 * len(kept) <= num_ids:
             return cls(num_ids, kept, keeps=True, digest=digest)

@@ -18,8 +18,8 @@ from shardset.format.manifest import LoadedSet, SetUrl, load_set
 from shardset.order.epoch import Order
 from shardset.per_process import PerProcess
 from shardset.read.indexes import ShardTable
-from shardset.read.open import open_sample_reader
 from shardset.read.pending import PendingSamples, SampleReader
+from shardset.read.sample_reader import open_sample_reader
 
 
 @dataclass(frozen=True)
@@ -190,13 +190,13 @@ class SampleSet:
         Raises:
             KeyError: There is no such key.
         """
-        found = self._find(key)
-        if found is None:
+        id_ = self._find(key)
+        if id_ is None:
             raise KeyError(
                 f"no sample of split {self.split_name!r} has the key {key!r}; `shardset inspect`"
                 " finds the key of an original name by --name"
             )
-        return found
+        return id_
 
     def close(self) -> None:
         """Ends the threads that read from a bucket; a later access starts new ones."""

@@ -89,6 +89,12 @@ def open_source(spec: StreamSpec) -> StreamSource:
     # of the samples alone: the order is the same with columns and without
     stored_bytes = split.num_tar_bytes
     order = fit_order(split.shard_sizes, spec, stored_bytes=stored_bytes, view=view.selection)
+    if not order.num_batches:
+        raise ConfigError(
+            f"{storage.url} {spec.split}: {order.num_samples} samples do not fill one batch of"
+            f" {order.global_batch_size}; lower the global batch size (in a mixture, the weight),"
+            " or use last_batch='pad'"
+        )
     if spec.part is None:  # a mixture warns for all of its sets
         warn_of_shared_lanes(order.num_lanes, spec.global_batch_size, spec.rank, spec.world_size)
     image_bytes = sum(getattr(rows, "nbytes", 0) for rows in spec.empty_rows(1).values())
@@ -119,21 +125,14 @@ def open_source(spec: StreamSpec) -> StreamSource:
 def open_decode_aids(source: StreamSource) -> DecodeAids:
     """The cache if all images fit the budget, and the processes if there are many small images."""
     spec, num_images = source.spec, source.split.num_samples
-    if spec.image is None or spec.follows_crop:
+    image, num_threads = spec.image, min(spec.num_decode_threads, MAX_WORKERS)
+    if image is None or spec.follows_crop:
         return DecodeAids()
-    cache, kept = None, None
-    has_workers = (
-        source.has_small_samples and num_images >= MIN_DECODED and spec.num_decode_threads > 1
-    )
-    if source.memory.cache:
-        kept = SharedImages(num_images, spec.image.size) if has_workers else None
-        cache = MemoryCache(num_images, spec.image.size, kept)
-    if not has_workers:
-        return DecodeAids(cache)
-    return DecodeAids(
-        cache,
-        WorkerPool(spec.image, min(spec.num_decode_threads, MAX_WORKERS), len(spec.slots), kept),
-    )
+    kept = SharedImages(num_images, image.size) if source.memory.cache else None
+    workers = None
+    if source.has_small_samples and num_images >= MIN_DECODED and num_threads > 1:
+        workers = WorkerPool(image, num_threads, len(spec.slots), kept)
+    return DecodeAids(None if kept is None else MemoryCache(kept), workers)
 
 
 def warn_of_shared_lanes(

@@ -10,24 +10,13 @@ import numpy as np
 
 from shardset.decode.image import ImageSpec
 from shardset.decode.targets import Target
-from shardset.errors import ConfigError, require_int
+from shardset.errors import ConfigError
 from shardset.format.manifest import LoadedSet, SetUrl
 from shardset.order.budget import PREFETCH, OrderOptions
 from shardset.order.epoch import LastBatch
 from shardset.order.lanes import check_world, rank_part
 from shardset.read.disk_cache import DiskCache
 from shardset.stream.world import num_own_cores
-
-_OPTIONAL_NUMBERS = ("num_lanes", "block_size", "window", "num_threads")
-_NUMBERS = (
-    "rank",
-    "world_size",
-    "global_batch_size",
-    "augment_repeats",
-    "prefetch",
-    "budget_bytes",
-    *_OPTIONAL_NUMBERS,
-)
 
 # No TypedDict, which would refuse the names that fields, columns and a transform bring.
 Batch = dict[str, Any]
@@ -71,7 +60,6 @@ class StreamOptions(MixedOptions, total=False):
         >>> stream = shardset.Stream("shards", "train", batch_size=8, image_size=32, **options)
     """
 
-    part: range | None
     num_lanes: int | None
     last_batch: LastBatch
     budget_bytes: int
@@ -81,7 +69,8 @@ class StreamOptions(MixedOptions, total=False):
 class StreamSpec(OrderOptions):
     """One replica's (or host's) part of the batches of a split.
 
-    `Stream` says what the options mean. `manifest_url` may also be the set that `shardset.load`
+    `Stream` says what the options mean. A mixture gives each set `part`, the slots that are this
+    process's, in place of an even share. `manifest_url` may also be the set that `shardset.load`
     returned, so that several streams read one manifest once. Raises ConfigError where the values do
     not fit.
     """
@@ -106,35 +95,14 @@ class StreamSpec(OrderOptions):
     def __post_init__(self) -> None:
         if not isinstance(self.manifest_url, LoadedSet):
             object.__setattr__(self, "manifest_url", os.fspath(self.manifest_url))
-        for name in _NUMBERS:
-            if getattr(self, name) is not None or name not in _OPTIONAL_NUMBERS:
-                object.__setattr__(self, name, require_int(name, getattr(self, name)))
         OrderOptions.__post_init__(self)  # a dataclass with slots has no plain super()
         check_world(self.global_batch_size, self.rank, self.world_size)
-        for name, choices in (
-            ("bad_samples", get_args(BadSamples)),
-            ("last_batch", get_args(LastBatch)),
-        ):
-            if getattr(self, name) not in choices:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)!r}, expected {' or '.join(choices)}"
-                )
-        if (self.num_threads is not None and self.num_threads < 1) or self.prefetch < 0:
-            raise ConfigError(
-                f"num_threads is {self.num_threads} and prefetch {self.prefetch}, expected at least"
-                " 1 and 0"
-            )
-        slots, size = self.slots, self.global_batch_size
-        if slots.step != 1 or not 0 <= slots.start <= slots.stop <= size:
-            raise ConfigError(
-                f"part is {self.part}, expected consecutive slots of a global batch of {size}"
-            )
         if self.image is not None and not isinstance(self.image, ImageSpec):
             raise ConfigError(
                 f"image is {self.image!r}, expected ImageSpec(size=...), or None to decode nothing"
             )
-        for name in ("fields", "columns"):
-            if isinstance(value := getattr(self, name), str):
+        for name, value in (("fields", self.fields), ("columns", self.columns)):
+            if isinstance(value, str):
                 raise ConfigError(f"{name} is {value!r}, expected several, such as ({value!r},)")
         self._check_crops()
 
@@ -151,7 +119,7 @@ class StreamSpec(OrderOptions):
         for name, target in self.targets.items():
             if not isinstance(target, Target):
                 raise ConfigError(f"target {name!r} is {target!r}, expected Boxes, Mask or Text")
-        if len({(one.background, one.upright) for _, one in self.views.values()}) > 1:
+        if len({(image.background, image.upright) for _, image in self.views.values()}) > 1:
             raise ConfigError("views differ in background or upright; give all the same")
         if self.views and self.image is not None:
             raise ConfigError("image and views are both given; name the image's crop as a view")
@@ -172,11 +140,9 @@ class StreamSpec(OrderOptions):
     @property
     def slots(self) -> range:
         """The slots of the global batch that this replica takes."""
-        return (
-            rank_part(self.global_batch_size, self.rank, self.world_size)
-            if self.part is None
-            else self.part
-        )
+        if self.part is not None:
+            return self.part
+        return rank_part(self.global_batch_size, self.rank, self.world_size)
 
     @property
     def decodes(self) -> bool:
@@ -225,9 +191,9 @@ def lists_options(function: F) -> F:
     """Has `help` list the options behind `**options`, with their types and defaults in
     StreamSpec.
     """
-    signature, known = inspect.signature(function), inspect.signature(StreamSpec).parameters
-    *own, options = signature.parameters.values()
-    listed = [known[name] for name in get_args(options.annotation)[0].__annotations__]
-    shown = signature.replace(parameters=[*own, *listed])
+    signature, of_spec = inspect.signature(function), inspect.signature(StreamSpec).parameters
+    *named, options = signature.parameters.values()
+    listed = [of_spec[name] for name in get_args(options.annotation)[0].__annotations__]
+    shown = signature.replace(parameters=[*named, *listed])
     function.__signature__ = shown  # type: ignore[attr-defined]
     return function

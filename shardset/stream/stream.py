@@ -23,8 +23,8 @@ from shardset.format import manifest as manifests
 from shardset.format.manifest import SetUrl
 from shardset.order.state import ORDER_NAMES, OrderState, state_from_values, values_of_state
 from shardset.stream.decode_batch.steps import Spans
-from shardset.stream.defaults import DEFAULT_SEED, ImageChoice, choose_global_batch, choose_image
-from shardset.stream.pipeline import Pipeline
+from shardset.stream.prefetch import Pipeline
+from shardset.stream.presets import DEFAULT_SEED, ImageChoice, choose_global_batch, choose_image
 from shardset.stream.source import DecodeAids, StreamSource, open_decode_aids, open_source
 from shardset.stream.spec import Batch, StreamOptions, StreamSpec, lists_options
 from shardset.stream.world import check_same, refuse_copies, refuse_second_division, which_process
@@ -80,7 +80,6 @@ class Stream:
             size, 3]. Each crop has its own draws.
         with_matrix: Adds `matrix` float32 [n, 2, 3], from points (x, y, 1) of the upright image to
             points of the row, and `orig_size` int32 [n, 2], height and width of that image.
-        part: Consecutive slots of the global batch, in place of the even share of `rank`.
         num_lanes: Equal parts of an epoch that are read at the same time; L in
             docs/explanation/order.md. It divides the global batch and is part of the order. None
             chooses it by `budget_bytes`.
@@ -175,7 +174,7 @@ class Stream:
         - `weight`: float32 [n]; 1, or 0 for a slot that must not count. The weights of an epoch add
           up to its number of samples, or to the weights of the view.
         - `id`: int64 [n]; the number of each sample in its split.
-        - `flip`: bool [n]; the images that your device must mirror, with `ImageSpec(flip=True)`.
+        - `flip`: bool [n]; the images that your device must mirror, with `flip="device"`.
         - `key`: n str in a list, with `with_key=True`.
         - each of `fields`: n bytes in a list; None if a sample lacks the field.
         - each of `targets`, `views`, `matrix` and `orig_size`: see these options.
@@ -191,7 +190,7 @@ class Stream:
             UndecodableImage: The bytes of a sample are no image.
             StorageError: The storage refused or failed, after retries.
             DecoderLost: A decoding process died.
-            ConfigError: The stream is closed, or no epoch has a batch.
+            ConfigError: The stream is closed.
         """
         epoch, start_step = (self._position[0] + 1, 0) if self._is_begun else self._position
         self._position, self._is_begun = (epoch, start_step), True
@@ -232,8 +231,10 @@ class Stream:
         They are set, split, order, seed and batch.
         """
         here = self.order.state(0, 0, self.manifest.digest)
-        own = ("split", "global_batch_size", "world_size", "last_batch", "augment_repeats")
-        words = {name: getattr(self.spec, name) for name in own} | {"manifest": here.manifest[:12]}
+        shared = ("split", "global_batch_size", "world_size", "last_batch", "augment_repeats")
+        words = {name: getattr(self.spec, name) for name in shared} | {
+            "manifest": here.manifest[:12]
+        }
         words |= {name: getattr(here, name) for name in ("version", "seed", *ORDER_NAMES)}
         words |= {"view": here.view[:12] or "none"}
         return " ".join(f"{name}={value}" for name, value in words.items())
@@ -291,13 +292,21 @@ class Stream:
                 difference. The stream keeps its position.
         """
         saved = state_from_values(state, OrderState)
+        source, storage = self.source, self.source.loaded.storage
+        if saved.manifest != self.manifest.digest and (
+            older := manifests.older_with(storage, saved.manifest)
+        ):
+            raise ConfigError(
+                f"this run can't resume from that state: it is of version {older.number} of "
+                f"{storage.url}, and this is version {self.manifest.number}; give {storage.url}@"
+                f"{older.number}, or start a new run"
+            )
         options = {
             name: getattr(saved, name) for name in ORDER_NAMES if getattr(self._asked, name) is None
         }
-        source = self.source
         if any(getattr(self.order, name) != value for name, value in options.items()):
             source = open_source(replace(self._asked, manifest_url=source.loaded, **options))
-        position = _position(source, saved)
+        position = source.order.resume(saved, self.manifest.digest)
         if source is not self.source:
             self._use(source)
         self._position, self._is_begun = position, False
@@ -320,8 +329,8 @@ class Stream:
             StorageError: The storage refused or failed, after retries.
         """
         refuse_copies(self._owner)
-        spans = [(require_int("epoch", epoch), self.steps_from(start_step))]
-        return (batch for _, _, batch in self.run(iter(spans)))
+        spans = [(require_int("epoch", epoch), self._steps_from(start_step))]
+        return (batch for _, _, batch in self.run(spans))
 
     def epochs(
         self, start_epoch: int = 0, start_step: int = 0
@@ -342,29 +351,13 @@ class Stream:
         """
         refuse_copies(self._owner)
         start_epoch = require_int("epoch", start_epoch)
-        first = iter([(start_epoch, self.steps_from(start_step))])
+        first = [(start_epoch, self._steps_from(start_step))]
         rest = ((epoch, range(len(self))) for epoch in itertools.count(start_epoch + 1))
         return self.run(itertools.chain(first, rest))
 
-    def steps_from(self, start_step: int) -> range:
-        """The steps of an epoch from one on; none from its end on.
-
-        Args:
-            start_step: The first step, from 0 to `len(stream)`.
-
-        Returns:
-            The range from `start_step` to `len(stream)`.
-
-        Raises:
-            ConfigError: No epoch has this step, or an epoch has no step at all.
-        """
+    def _steps_from(self, start_step: int) -> range:
+        """The steps of an epoch from one on; none from its end on."""
         start_step = require_int("step", start_step)
-        if not len(self):
-            raise ConfigError(
-                f"{self.order.num_samples} samples do not fill one batch of"
-                f" {self.order.global_batch_size}, and last_batch is 'drop'; lower the global batch"
-                " size, or use 'pad'"
-            )
         if not 0 <= start_step <= len(self):
             raise ConfigError(
                 f"step {start_step} of an epoch was asked for, expected 0 to {len(self)}; the steps"
@@ -373,11 +366,11 @@ class Stream:
         return range(start_step, len(self))
 
     def run(self, spans: Spans) -> Generator[tuple[int, int, Batch], None, None]:
-        """The batches of the steps that you name.
+        """The batches of the steps that you name, without a pause between them.
 
         Args:
-            spans: Pairs (epoch, steps), read one after the other. `steps` is a range, which may
-                take every n-th step.
+            spans: Pairs (epoch, steps), read one after the other and each when it is needed; they
+                may go on for ever. `steps` is a range, which may take every n-th step.
 
         Yields:
             (epoch, step, Batch).
@@ -446,17 +439,3 @@ class StreamAdapter(ABC):
             A dict with the names of a Batch, as `Stream.__iter__` lists them.
         """
         return (self.converted(batch) for batch in self.stream)
-
-
-def _position(source: StreamSource, state: OrderState) -> tuple[int, int]:
-    """The (epoch, step) at which a source resumes; ConfigError says which version a state is of."""
-    manifest, storage = source.manifest, source.loaded.storage
-    if state.manifest != manifest.digest and (
-        saved := manifests.older_with(storage, state.manifest)
-    ):
-        raise ConfigError(
-            f"this run can't resume from that state: it is of version {saved.number} of "
-            f"{storage.url}, and this is version {manifest.number}; give {storage.url}@"
-            f"{saved.number}, or start a new run"
-        )
-    return source.order.resume(state, manifest.digest)

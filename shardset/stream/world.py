@@ -5,8 +5,9 @@ libraries in use know.
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,16 +34,6 @@ torch_xla.
 CGROUP = Path("/sys/fs/cgroup")
 
 
-class Launch(NamedTuple):
-    """Several processes: who says so, and the expressions for this process's number and for how
-    many there are.
-    """
-
-    evidence: str
-    rank: str
-    world_size: str
-
-
 def which_process(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """(rank, world_size) as given; one process where neither is.
 
@@ -56,11 +47,11 @@ def which_process(rank: int | None, world_size: int | None) -> tuple[int, int]:
         )
     if rank is not None and world_size is not None:
         return require_int("rank", rank), require_int("world_size", world_size)
-    if launch := _torch_launch() or _jax_launch() or _environment_launch():
+    for evidence, rank_here, num_processes in _launches():
         raise ConfigError(
-            f"rank and world_size are not given, but {launch.evidence}: each process would read the"
-            f" same samples; pass rank={launch.rank}, world_size={launch.world_size}, or rank=0,"
-            " world_size=1 to read everything here"
+            f"rank and world_size are not given, but {evidence}: each process would read the same"
+            f" samples; pass rank={rank_here}, world_size={num_processes}, or rank=0, world_size=1"
+            " to read everything here"
         )
     _refuse_in_workers()
     return 0, 1
@@ -81,15 +72,14 @@ def check_same(fingerprint: str, rank: int, world_size: int) -> None:
     Compares nothing unless torch.distributed or jax.distributed runs `world_size` processes, nor in
     DataLoader workers.
     """
-    data = sys.modules.get("torch.utils.data")
-    if world_size < 2 or (data is not None and data.get_worker_info() is not None):
+    if world_size < 2 or _worker_info() is not None:
         return
     words = fingerprint.split(" ")
     for other, text in enumerate(gather(fingerprint, world_size)):
-        for own, word in zip(words, text.split(" "), strict=True):
-            if own != word:
+        for here, there in zip(words, text.split(" "), strict=True):
+            if here != there:
                 raise ConfigError(
-                    f"processes read differently: {own} in process {rank} and {word} in process"
+                    f"processes read differently: {here} in process {rank} and {there} in process"
                     f" {other}; give all of them the same shard set and options"
                 )
 
@@ -98,13 +88,13 @@ def gather(text: str, world_size: int) -> list[str]:
     """The text of each process, by rank; none where the libraries in use run another number of
     processes.
     """
-    if launch := _torch_launch():
-        if launch.world_size != str(world_size):
+    if (size := _torch_size()) > 1:
+        if size != world_size:
             return []
         texts = [""] * world_size
         sys.modules["torch.distributed"].all_gather_object(texts, text)
         return texts
-    if (launch := _jax_launch()) and launch.world_size == str(world_size):
+    if _jax_size() == world_size > 1:
         row = np.frombuffer(text.encode().ljust(_TEXT_BYTES), np.uint8)
         rows = importlib.import_module("jax.experimental.multihost_utils").process_allgather(row)
         return [bytes(np.asarray(each)).decode().rstrip() for each in rows]
@@ -144,11 +134,9 @@ def num_own_cores(root: Path = CGROUP) -> int:
 
     A launcher may have bound its processes to different cores: those are not divided again.
     """
-    own, parents = (len(os.sched_getaffinity(pid)) for pid in (0, os.getppid()))
-    num_processes = num_local_processes()
-    return max(
-        1, int(min(own, max(own, parents) / num_processes, _core_limit(root) / num_processes))
-    )
+    cores, parents_cores = (len(os.sched_getaffinity(pid)) for pid in (0, os.getppid()))
+    of_all = min(max(cores, parents_cores), _core_limit(root))
+    return max(1, int(min(cores, of_all / num_local_processes())))
 
 
 def _core_limit(root: Path) -> float:
@@ -162,8 +150,7 @@ def _core_limit(root: Path) -> float:
 
 def _refuse_in_workers() -> None:
     """Raises ConfigError if this process is one of several workers of torch's DataLoader."""
-    data = sys.modules.get("torch.utils.data")
-    info = data.get_worker_info() if data is not None else None
+    info = _worker_info()
     if info is not None and info.num_workers > 1:
         raise ConfigError(
             f"each of the {info.num_workers} workers of a DataLoader would read the same samples of"
@@ -173,40 +160,43 @@ def _refuse_in_workers() -> None:
         )
 
 
-def _torch_launch() -> Launch | None:
-    """From torch.distributed, if the caller imported and initialised it."""
+def _worker_info() -> Any:
+    """Of torch's DataLoader, if this process is one of its workers."""
+    data = sys.modules.get("torch.utils.data")
+    return None if data is None else data.get_worker_info()
+
+
+def _torch_size() -> int:
+    """The processes of torch.distributed; 1 unless the caller imported and initialised it."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    size = distributed.get_world_size()
-    evidence = f"torch.distributed runs {size} processes"
-    return Launch(evidence, "torch.distributed.get_rank()", str(size)) if size > 1 else None
+        return 1
+    return int(distributed.get_world_size())
 
 
-def _jax_launch() -> Launch | None:
-    """From jax.distributed, if the caller imported and initialised it."""
-    is_initialized = getattr(sys.modules.get("jax.distributed"), "is_initialized", None)
-    if is_initialized is None or not is_initialized():
-        return None
-    size = sys.modules["jax"].process_count()
-    return (
-        Launch(f"jax.distributed runs {size} processes", "jax.process_index()", str(size))
-        if size > 1
-        else None
-    )
+def _jax_size() -> int:
+    """The processes of jax.distributed; 1 unless the caller imported and initialised it."""
+    is_initialized = getattr(sys.modules.get("jax.distributed"), "is_initialized", lambda: False)
+    return int(sys.modules["jax"].process_count()) if is_initialized() else 1
 
 
-def _environment_launch() -> Launch | None:
+def _launches() -> Iterator[tuple[str, str, str]]:
+    """Who says that there are several processes, and the expressions for this process's number and
+    for how many there are.
+    """
+    if (size := _torch_size()) > 1:
+        says = f"torch.distributed runs {size} processes"
+        yield says, "torch.distributed.get_rank()", str(size)
+    if (size := _jax_size()) > 1:
+        yield f"jax.distributed runs {size} processes", "jax.process_index()", str(size)
     for size_name, rank_name in _LAUNCHERS.items():
-        if size := _several(size_name):
-            return Launch(f"{size_name} is {size}", f'int(os.environ["{rank_name}"])', size)
-    if not (size := _several(_XLA_LOCAL_SIZE)):
-        return None
-    # The variables of torch_xla's `xmp.spawn` know the processes of this host only.
-    runtime = "torch_xla.runtime"
-    return Launch(
-        f"{_XLA_LOCAL_SIZE} is {size}", f"{runtime}.global_ordinal()", f"{runtime}.world_size()"
-    )
+        if several := _several(size_name):
+            yield f"{size_name} is {several}", f'int(os.environ["{rank_name}"])', several
+    if several := _several(_XLA_LOCAL_SIZE):
+        # The variables of torch_xla's `xmp.spawn` know the processes of this host only.
+        runtime = "torch_xla.runtime"
+        says = f"{_XLA_LOCAL_SIZE} is {several}"
+        yield says, f"{runtime}.global_ordinal()", f"{runtime}.world_size()"
 
 
 def _several(name: str) -> str:

@@ -1,22 +1,15 @@
-"""The last steps of a filled batch, where it was decoded: images are mirrored, rows go through the
-caller's transform.
-"""
+"""The caller's transform of the rows of a batch, in the threads that decode them."""
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from shardset.decode.image import mirror
 from shardset.errors import ConfigError
 from shardset.order.permutation import Purpose, hash64
-from shardset.stream.decode_batch.decoders import BatchDecoder, even_slices
 from shardset.stream.decode_batch.steps import PlannedStep
-from shardset.stream.spec import Batch, RowTransform, StreamSpec
+from shardset.stream.spec import Batch, StreamSpec
 
 KEPT_NAMES = ("id", "weight")
 """Arrays that a transform can't change: which sample a slot holds, and whether it counts."""
@@ -28,72 +21,32 @@ _Kind = tuple[tuple[int, ...], np.dtype[Any]] | None
 """Shape and type of a value that is stacked; None for one that goes into a list."""
 
 
-class DecodeAndFinish:
-    """Decodes batches by another decoder, and mirrors and transforms them in its threads, as the
-    spec says.
-    """
-
-    def __init__(self, decoder: BatchDecoder, spec: StreamSpec, stopped: threading.Event) -> None:
-        self._decoder, self._spec, self._stopped = decoder, spec, stopped
-        self._num_slices = spec.num_decode_threads if decoder.has_threads else 1
-        self.submit, self.close = decoder.submit, decoder.close
-
-    def begin(self, step: PlannedStep) -> Sequence[Future[None]]:
-        """See BatchDecoder."""
-        rows, batch = dict(step.batch), step.batch
-        step = replace(step, batch=rows)
-        filled = self._decoder.begin(step)
-        columns = None
-        if self._spec.transform is not None:
-            for name in rows.keys() - KEPT_NAMES:
-                del batch[name]
-            columns = StackedRows(batch, rows)
-        futures = list(filled)
-        # The jobs wait for what was submitted before them. The threads take jobs in that order, so
-        # none waits for ever.
-        for start, stop in even_slices(len(step.slots.ids), self._num_slices):
-            futures += self.submit(partial(self._finish, filled, columns, step, range(start, stop)))
-        return futures
-
-    def _finish(
-        self,
-        filled: Iterable[Future[None]],
-        columns: "StackedRows | None",
-        step: PlannedStep,
-        slots: range,
-    ) -> None:
-        for future in filled:
-            future.result()
-        if self._spec.image is not None and self._spec.image.flip == "pixels":
-            part = slice(slots.start, slots.stop)
-            mirror(step.batch["image"][part], step.drawn[part])
-        if columns is not None and self._spec.transform is not None:
-            self._transform(self._spec.transform, columns, step, slots)
-
-    def _transform(
-        self,
-        transform: RowTransform,
-        columns: "StackedRows",
-        step: PlannedStep,
-        slots: range,
-    ) -> None:
-        ids = step.slots.ids * self._spec.augment_repeats + step.slots.repeats
-        # They depend on the sample and its epoch, not on who reads it; in the stored order on the
-        # sample alone.
-        time = (0, 0) if self._spec.seed is None else (self._spec.seed, step.epoch)
-        keys: np.ndarray = hash64(*time, Purpose.TRANSFORM, ids[slots.start : slots.stop])
-        generator = KeyedGenerator()
-        for slot, key in zip(slots, keys.tolist(), strict=True):
-            if self._stopped.is_set():
-                return
-            row = row_of(step.batch, slot)
-            try:
-                columns.put(slot, row, transform(dict(row), generator.at(key)))
-            except Exception as error:
-                error.add_note(
-                    f"in the transform of sample {row['id']}, epoch {step.epoch}, step {step.step}"
-                )
-                raise
+def transform_rows(
+    spec: StreamSpec,
+    stacked: "StackedRows",
+    step: PlannedStep,
+    slots: range,
+    stopped: threading.Event,
+) -> None:
+    """Transforms some rows of a step, which are decoded, and stacks the results."""
+    assert spec.transform is not None
+    ids = step.slots.ids * spec.augment_repeats + step.slots.repeats
+    # They depend on the sample and its epoch, not on who reads it; in the stored order on the
+    # sample alone.
+    time = (0, 0) if spec.seed is None else (spec.seed, step.epoch)
+    keys: np.ndarray = hash64(*time, Purpose.TRANSFORM, ids[slots.start : slots.stop])
+    generator = KeyedGenerator()
+    for slot, key in zip(slots, keys.tolist(), strict=True):
+        if stopped.is_set():
+            return
+        row = row_of(step.rows, slot)
+        try:
+            stacked.put(slot, row, spec.transform(dict(row), generator.at(key)))
+        except Exception as error:
+            error.add_note(
+                f"in the transform of sample {row['id']}, epoch {step.epoch}, step {step.step}"
+            )
+            raise
 
 
 class KeyedGenerator:
@@ -112,11 +65,13 @@ class KeyedGenerator:
 
 
 class StackedRows:
-    """The results of a transform for the rows of a batch, stacked by name into the batch; any
-    thread may put a row.
+    """The results of a transform for the rows of a batch, stacked by name into the batch, which
+    keeps only `id` and `weight`; any thread may put a row.
     """
 
     def __init__(self, batch: Batch, rows: Batch) -> None:
+        for name in rows.keys() - KEPT_NAMES:
+            del batch[name]
         self._batch, self._rows = batch, rows
         self._kinds: dict[str, _Kind] | None = None
         self._lock = threading.Lock()
@@ -148,11 +103,11 @@ class StackedRows:
 
     def _column(self, name: str, kind: _Kind) -> Any:
         """The batch's own array where the values still fit it, else a new one."""
-        own, num_slots = self._rows.get(name), len(self._rows["id"])
+        array, num_slots = self._rows.get(name), len(self._rows["id"])
         if kind is None:
             return [None] * num_slots
-        if isinstance(own, np.ndarray) and (own.shape[1:], own.dtype) == kind:
-            return own
+        if isinstance(array, np.ndarray) and (array.shape[1:], array.dtype) == kind:
+            return array
         return np.empty((num_slots, *kind[0]), kind[1])
 
 

@@ -5,7 +5,8 @@ bad samples.
 import itertools
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,9 @@ class SlotWriter:
         self.cache, self.stopped = cache, stopped
         self.spec = source.spec
         fields = source.split.fields
-        self._columns = [(name, fields.index(name), _as_it_is) for name in source.spec.fields]
+        self._columns: list[tuple[str, int, Callable[[bytes | None], Any]]] = [
+            (name, fields.index(name), lambda content: content) for name in source.spec.fields
+        ]
         self._columns += [
             (column.name, at, column.value)
             for at, (column, _) in enumerate(source.columns, len(fields))
@@ -47,17 +50,19 @@ class SlotWriter:
         self._labels = source.manifest.labels_by_category
         self._fields = fields
         self._image_columns = [at for at, name in enumerate(fields) if name in FIELD_OF_EXTENSION]
-        self._stored_png_size = _stored_png_size(source.spec.image)
+        self._stored_png_size = 0
+        """The side of stored PNGs that the crop takes without resizing."""
+        image = self.spec.image
+        if image and image.crop.keeps_size(image.size) and not self.spec.follows_crop:
+            self._stored_png_size = image.size
 
-    def read(self, step: PlannedStep, start: int, stop: int) -> Iterator[StoredContents]:
-        """The slots [start, stop) with their stored fields, without damaged samples, which are
-        handled here.
-        """
+    def read(self, step: PlannedStep, slots: range) -> Iterator[StoredContents]:
+        """Some slots with their stored fields, without damaged samples, which are handled here."""
         assert step.pending is not None
-        slot = start
-        while slot < stop:
+        slot = slots.start
+        while slot < slots.stop:
             try:
-                for contents in step.pending.contents(slot, stop):
+                for contents in step.pending.contents(slot, slots.stop):
                     if self.stopped.is_set():
                         return
                     yield slot, contents
@@ -89,21 +94,26 @@ class SlotWriter:
         if not self.spec.decodes:
             self.pass_through(step, samples)
             return []
-        if self._stored_png_size is None or self.spec.follows_crop:
+        size = self._stored_png_size
+        if not stored_png.fits(size, size):
             return samples
-        done, pixels = stored_png.pixels(
-            self.images(samples), self._stored_png_size, self._stored_png_size
-        )
+        done, pixels = stored_png.pixels(self.images(samples), size, size)
         if not done.any():
             return samples
-        self._put_whole(step, slots_of(samples)[done], pixels)
+        slots = slots_of(samples)[done]
+        if self.cache is not None:
+            self.cache.put(step.slots.ids[slots], pixels, step.labels[slots])
+        assert self.spec.image is not None
+        self.spec.image.crop.put_many(
+            step.rows["image"], slots, pixels, np.arange(len(slots)), step.drawn[slots]
+        )
         self.pass_through(step, list(itertools.compress(samples, done)))
         return list(itertools.compress(samples, ~done))
 
     def pass_through(self, step: PlannedStep, samples: Sequence[StoredContents]) -> None:
         """Copies the fields that the stream passes through, and the columns."""
         for name, at, value_of in self._columns:
-            values = step.batch[name]
+            values = step.rows[name]
             for slot, contents in samples:
                 values[slot] = value_of(contents[at])
 
@@ -112,7 +122,7 @@ class SlotWriter:
         assert self.spec.image is not None
         assert self.cache is not None
         self.spec.image.crop.put_many(
-            step.batch["image"],
+            step.rows["image"],
             slots,
             self.cache.images_NHWC,
             step.slots.ids[slots],
@@ -139,12 +149,13 @@ class SlotWriter:
             return
         image = self._image(contents)
         if image is None:
-            stored = [name for name, one in zip(self._fields, contents, strict=False) if one]
+            pairs = zip(self._fields, contents, strict=False)
+            stored = [name for name, content in pairs if content]
             raise UndecodableImage(f"it has no image among {stored}")
         if (spec := self.spec.image) is None:
             self._write_views(step, slot, image)
             return
-        row, drawn = step.batch["image"][slot], step.drawn[slot]
+        row, drawn = step.rows["image"][slot], step.drawn[slot]
         if self.cache is not None:
             pixels = _decode(image, spec)
             self.cache.put(step.slots.ids[slot], pixels, step.labels[slot])
@@ -157,44 +168,33 @@ class SlotWriter:
                     continue
                 raise BadTarget(f"it has no field {target.field!r}")
             for end, value in target.read(content, placed, self._labels).items():
-                rows = step.batch[name + end]
+                rows = step.rows[name + end]
                 if isinstance(rows, list):
                     rows[slot] = value
                 else:
                     rows[slot, : len(value)] = value
         if self.spec.with_matrix:
-            step.batch["matrix"][slot] = placed.matrix
-            step.batch["orig_size"][slot] = placed.image_size
+            step.rows["matrix"][slot] = placed.matrix
+            step.rows["orig_size"][slot] = placed.image_size
 
     def _write_views(self, step: PlannedStep, slot: int, image: bytes) -> None:
         """Decodes an image once and crops its views."""
         specs = {name: spec for name, (_, spec) in self.spec.views.items()}
         pixels = _decode(image, next(iter(specs.values())))
         for name, spec in specs.items():
-            rows, drawn = step.batch[name][slot], step.drawn_views[name][slot]
-            for row, own in zip(rows, drawn, strict=True):
-                crop_into(row, pixels, spec, own)
+            rows, drawn = step.rows[name][slot], step.drawn_views[name][slot]
+            for row, row_drawn in zip(rows, drawn, strict=True):
+                crop_into(row, pixels, spec, row_drawn)
             if spec.flip:
                 mirror(rows, drawn)
-
-    def _put_whole(self, step: PlannedStep, slots: np.ndarray, pixels: np.ndarray) -> None:
-        """Crops images of the wanted size, uint8 [n, size, size, 3], and keeps them if there is a
-        cache.
-        """
-        assert self.spec.image is not None
-        if self.cache is not None:
-            self.cache.put(step.slots.ids[slots], pixels, step.labels[slots])
-        self.spec.image.crop.put_many(
-            step.batch["image"], slots, pixels, np.arange(len(slots)), step.drawn[slots]
-        )
 
     def _handle_bad_sample(self, step: PlannedStep, slot: int, error: ShardsetError) -> None:
         if self.spec.bad_samples == "raise":
             raise error
         _log.warning("epoch %d step %d slot %d: masked: %s", step.epoch, step.step, slot, error)
-        step.batch["weight"][slot] = 0
+        step.rows["weight"][slot] = 0
         for name, empty in self.spec.empty_rows(1).items():
-            step.batch[name][slot] = empty[0]
+            step.rows[name][slot] = empty[0]
 
 
 def slots_of(samples: Sequence[StoredContents]) -> np.ndarray:
@@ -209,18 +209,3 @@ def _decode(image: bytes, spec: ImageSpec) -> np.ndarray:
         decoded_bytes=spec.decoded_bytes,
         upright=spec.upright,
     )
-
-
-def _as_it_is(content: bytes | None) -> bytes | None:
-    return content
-
-
-def _stored_png_size(spec: ImageSpec | None) -> int | None:
-    """The side of stored PNGs that the crop takes without resizing; None if there is none."""
-    if (
-        spec is None
-        or not spec.crop.keeps_size(spec.size)
-        or not stored_png.fits(spec.size, spec.size)
-    ):
-        return None
-    return spec.size

@@ -3,7 +3,7 @@ crops.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +18,7 @@ from shardset.read.pending import PendingSamples, SampleReader
 from shardset.stream.source import StreamSource
 from shardset.stream.spec import Batch
 
-Spans = Iterator[tuple[int, range]]
+Spans = Iterable[tuple[int, range]]
 """(epoch, steps), one after the other; steps may be every n-th."""
 
 
@@ -27,8 +27,8 @@ class PlannedStep:
     """One step: its slots, the draws of their crops and their labels.
 
     `pending` are the samples that are being read; None where all of them come from the memory
-    cache. `drawn_views` has float64 [n, number, m] for each name of views. `batch` is filled while
-    it is decoded.
+    cache. `drawn_views` has float64 [n, number, m] for each name of views. `rows` are filled while
+    they are decoded; `batch` has them too, or what a transform makes of them.
     """
 
     epoch: int
@@ -38,6 +38,7 @@ class PlannedStep:
     drawn: np.ndarray
     labels: np.ndarray
     drawn_views: Mapping[str, np.ndarray] = field(default_factory=dict)
+    rows: Batch = field(default_factory=dict)
     batch: Batch = field(default_factory=dict)
 
 
@@ -60,29 +61,27 @@ class StepPlanner:
         """
         for epoch, steps in spans if self._source.spec.slots else ():
             self._check_span(epoch, steps)
-            for start, stop in growing_slices(steps, steps_at_once(self._source.order)):
+            most = steps_at_once(self._source.order) // steps.step
+            for together in growing_slices(steps, max(1, most)):
                 if self._stopped.is_set():
                     return
-                yield from self._plan_slice(epoch, range(start, stop), steps, wait)
+                yield from self._plan_slice(epoch, together, wait)
 
     def _plan_slice(
-        self, epoch: int, together: range, steps: range, wait: Callable[[], None]
+        self, epoch: int, steps: range, wait: Callable[[], None]
     ) -> Iterator[PlannedStep]:
-        """The steps of `together` that are also in `steps`; looks up each index that they need
-        once.
-        """
-        part = self._source.spec.slots
-        slots = self._source.order.slots(epoch, together, part.start, part.stop)
-        wanted = [step for step in together if step in steps]
-        if not wanted:
-            return
-        addresses = self._addresses(epoch, slots[[step - together.start for step in wanted]])
-        for number, step in enumerate(wanted):
+        """Some steps; looks up each index that they need once."""
+        part, addresses = self._source.spec.slots, None
+        slots = self._source.order.slots(epoch, steps, part.start, part.stop)
+        if self._cache is None or not self._cache.holds(slots.ids):
+            self._reader.prepare(epoch, slots)
+            addresses = self._source.addresses(slots.ids.ravel())
+        for number, step in enumerate(steps):
             wait()
             if self._stopped.is_set():
                 return
-            own = addresses and addresses.part(number * len(part), (number + 1) * len(part))
-            yield self._plan_step(epoch, step, slots[step - together.start], own)
+            of_step = addresses and addresses.part(number * len(part), (number + 1) * len(part))
+            yield self._plan_step(epoch, step, slots[number], of_step)
 
     def _check_span(self, epoch: int, steps: range) -> None:
         num_steps = self._source.order.num_batches
@@ -91,13 +90,6 @@ class StepPlanner:
                 f"steps {steps} of epoch {epoch} were asked for, expected some of 0 to"
                 f" {num_steps - 1}"
             )
-
-    def _addresses(self, epoch: int, slots: Slots) -> SampleAddresses | None:
-        """Where the samples of several steps are stored; None if all of them are cached."""
-        if self._cache is not None and self._cache.holds(slots.ids):
-            return None
-        self._reader.prepare(epoch, slots)
-        return self._source.addresses(slots.ids.ravel())
 
     def _plan_step(
         self, epoch: int, step: int, slots: Slots, addresses: SampleAddresses | None
@@ -112,19 +104,12 @@ class StepPlanner:
             flat = draws(image, seed or 0, epoch, rows, slots.lanes, first, number)
             drawn_views[name] = flat.reshape(len(rows), number, -1)
             first += flat.shape[1]
-        if self._cache is not None and (addresses is None or self._cache.holds(slots.ids)):
+        if addresses is None or (self._cache is not None and self._cache.holds(slots.ids)):
+            assert self._cache is not None, "only cached samples have no address"
             return PlannedStep(epoch, step, slots, None, drawn, self._cache.labels[slots.ids])
-        assert addresses is not None, "only cached samples have no address"
+        pending = self._reader.read_step(epoch, slots, addresses)
         labels = self._source.view.labels_of(slots.ids, addresses.labels)
-        return PlannedStep(
-            epoch,
-            step,
-            slots,
-            self._reader.read_step(epoch, slots, addresses),
-            drawn,
-            labels,
-            drawn_views,
-        )
+        return PlannedStep(epoch, step, slots, pending, drawn, labels, drawn_views)
 
 
 def empty_batch(source: StreamSource, step: PlannedStep) -> Batch:
@@ -133,7 +118,7 @@ def empty_batch(source: StreamSource, step: PlannedStep) -> Batch:
     weights = step.slots.weights * source.view.weights_of(step.slots.ids)
     batch: Batch = {"label": step.labels, "weight": weights, "id": step.slots.ids.copy()}
     batch |= spec.empty_rows(num_slots)
-    if spec.image is not None and spec.image.flip and spec.image.flip != "pixels":
+    if spec.image is not None and spec.image.flip == "device":
         batch["flip"] = is_mirrored(step.drawn)
     if step.pending is not None and step.pending.addresses.keys is not None:
         batch["key"] = list(step.pending.addresses.keys)
@@ -144,12 +129,9 @@ def empty_batch(source: StreamSource, step: PlannedStep) -> Batch:
     return batch
 
 
-def growing_slices(numbers: range, max_size: int) -> Iterator[tuple[int, int]]:
-    """Cuts a range into (start, stop) of 1, 2, 4 ... numbers,
-    so that the first is there at once.
-    """
-    start, size = numbers.start, 1
-    while start < numbers.stop:
-        stop = min(numbers.stop, start + size)
-        yield start, stop
-        start, size = stop, min(2 * size, max_size)
+def growing_slices(steps: range, max_size: int) -> Iterator[range]:
+    """Cuts steps into slices of 1, 2, 4 ... of them, so that the first is there at once."""
+    start, size = 0, 1
+    while start < len(steps):
+        yield steps[start : start + size]
+        start, size = start + size, min(2 * size, max_size)

@@ -17,7 +17,7 @@ from shardset.errors import ConfigError, UndecodableImage
 from tests.makers.odd_images import oversized, png_chunk
 from tests.makers.shardset import pixels
 
-RANDOM = ImageSpec(size=24, crop=RandomResizedCrop(), flip=True)
+RANDOM = ImageSpec(size=24, crop=RandomResizedCrop(), flip="device")
 FROZEN_DRAWS = [
     [0.3353072297651809, 0.2617807417765774, 0.3468532729782682],
     [0.9370000161807378, 0.9724123039911712, 0.14155932461799225],
@@ -74,12 +74,12 @@ def test_a_header_that_claims_too_much_is_refused_before_anything_is_decoded():
     [
         lambda: ImageSpec(size=0),
         lambda: ImageSpec(size=64, crop=CenterCrop(63)),
-        lambda: CenterCrop(64, "nearest"),
+        lambda: ImageSpec(size=64, crop=CenterCrop(64, "nearest")),
         lambda: RandomResizedCrop(scale=(0.5, 0.1)),
         lambda: RandomResizedCrop(ratio=(0, 1)),
         lambda: PadCrop(-1),
         lambda: ImageSpec(size=16, crop=CenterCrop),  # type: ignore[arg-type]
-        lambda: ImageSpec(size=16, flip="device"),  # type: ignore[arg-type]
+        lambda: ImageSpec(size=16, flip=True),  # type: ignore[arg-type]
         lambda: ImageSpec(size=224.0),  # type: ignore[arg-type]
         lambda: PadCrop("4"),  # type: ignore[arg-type]
         lambda: RandomResizedCrop(scale=1),  # type: ignore[arg-type]

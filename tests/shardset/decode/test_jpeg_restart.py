@@ -105,26 +105,20 @@ def test_a_jpeg_that_is_turned_has_the_same_crops_with_restarts_and_without():
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "run"),
     [
-        restarted("4:2:0", progressive=True),
-        b"",
-        b"\xff\xd8\xff",
-        restarted("4:2:0")[:400],
+        (restarted("4:2:0", progressive=True), None),
+        (b"", None),
+        (b"\xff\xd8\xff", None),
+        (restarted("4:2:0")[:400], None),
+        (restarted("4:2:0", run=0), 0),
+        (restarted("4:2:0", (64, 80), run=2), 0),
     ],
-    ids=["progressive", "nothing", "a beginning", "half a header"],
+    ids=["progressive", "nothing", "a beginning", "half a header", "no markers", "across rows"],
 )
-def test_what_does_not_come_row_by_row_is_decoded_whole(data):
-    assert grid_of(data) is None
-
-
-@pytest.mark.parametrize(
-    "data",
-    [restarted("4:2:0", run=0), restarted("4:2:0", (64, 80), run=2)],
-    ids=["none", "across rows"],
-)
-def test_markers_that_can_not_be_cut_at_count_as_none(data):
-    assert grid_of(data).run == 0
+def test_what_can_not_be_cut_is_decoded_whole(data, run):
+    grid = grid_of(data)
+    assert run == (None if grid is None else grid.run)
 
 
 def test_a_jpeg_whose_markers_are_not_those_that_its_header_promises_is_decoded_whole():

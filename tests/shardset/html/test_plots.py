@@ -5,19 +5,15 @@ import math
 import re
 from typing import Any
 
-import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardset.html import page, plots
-from shardset.program import count
 
 NUMBERS = st.floats(-1e9, 1e9, allow_nan=False).map(lambda value: round(value, 6))
 ANY_NUMBERS = NUMBERS | st.floats() | st.sampled_from([5e-324, 1e-310, 1e-13, 1e89, 1e308])
-_environment = jinja2.Environment(loader=jinja2.PackageLoader("shardset.html"), autoescape=True)
-_environment.filters |= {"clip": page.clip, "count": count}
-PARTS: Any = _environment.get_template("parts.html").module
+PARTS: Any = page.template_of("shardset.html", "parts.html").module
 POINTS = st.lists(st.tuples(st.integers(0, 10_000), ANY_NUMBERS), min_size=1, max_size=40)
 
 
@@ -48,21 +44,15 @@ def test_curves_stay_inside_their_frame(points):
         assert 14 <= y <= 200
 
 
-def test_the_points_of_a_curve_have_their_places_and_dots():
-    plot = plots.curves("curve", {"a<b": [(0, 10.0), (4, 30.0)]}, x_label="step")
+def test_the_points_of_a_curve_have_their_places_and_dots_and_what_is_no_number_has_none():
+    values = [(0, 10.0), (1, math.nan), (2, math.inf), (4, 30.0)]
+    plot = plots.curves("curve", {"a<b": values}, x_label="step")
     assert points_of(plot) == [(52, 200), (366, 14)]
     text = PARTS.plot(plot, "id")
     assert text.count("<circle") == 2
     assert "<title>a&lt;b at 4: 30</title>" in text
     many = plots.curves("curve", {"a": [(x, float(x)) for x in range(40)]}, x_label="step")
     assert PARTS.plot(many, "id").count("<circle") == 1
-
-
-def test_a_value_that_is_no_number_is_left_out_of_a_curve():
-    plot = plots.curves(
-        "curve", {"a": [(0, 1.0), (1, math.nan), (2, math.inf), (3, 2.0)]}, x_label="step"
-    )
-    assert len(points_of(plot)) == 2
     assert plots.curves("curve", {"a": []}, x_label="step").description == "No values."
 
 

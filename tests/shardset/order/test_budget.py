@@ -89,10 +89,15 @@ def test_what_the_budget_leaves_is_read_ahead():
     assert held < tight.raw <= roomy.raw
 
 
-@pytest.mark.parametrize("name", ["num_lanes", "block_size", "augment_repeats"])
-def test_a_number_that_no_order_has_is_refused(name):
-    with pytest.raises(ConfigError, match=f"{name} is 0, expected at least 1"):
-        options_of(**{name: 0})
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("num_lanes", 1), ("block_size", 1), ("window", 0), ("augment_repeats", 1)],
+)
+def test_a_number_that_no_order_has_is_refused(name, least):
+    with pytest.raises(ConfigError, match=f"{name} is {least - 1}, expected at least {least}"):
+        options_of(**{name: least - 1})
+    with pytest.raises(ConfigError, match="seed is '7', expected a whole number"):
+        options_of(seed="7")
 
 
 @pytest.mark.parametrize(("cache", "kept"), [(None, 0), (1 << 20, 1 << 20), (BUDGET_BYTES, 0)])

@@ -125,13 +125,6 @@ def test_order_over_many_blocks_is_frozen():
     assert order.batch(2, 5000).ids[:1024:128].tolist() == FROZEN_MANY
 
 
-def test_stored_order_gives_each_lane_its_part_of_the_split():
-    order = make([5, 5], seed=None, window=0, global_batch_size=4, num_lanes=2)
-    ids, weights = epoch_of(order, 0)
-    assert ids.tolist() == [[0, 1, 5, 6], [2, 3, 7, 8], [4, 4, 9, 9]]
-    assert weights.tolist() == [[1, 1, 1, 1], [1, 1, 1, 1], [1, 0, 1, 0]]
-
-
 @given(orders(), st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
 def test_every_slot_is_what_the_rules_say(order, epoch):
@@ -256,36 +249,11 @@ def test_an_epoch_of_millions_of_blocks_takes_few_bytes_a_block():
     assert peak < 8 * num_blocks
 
 
-@pytest.mark.parametrize(
-    ("ids", "message"),
-    [([-1], "reach -1"), ([26], "expected 0 to 25"), ([3, 5], "id 5 is not in the view")],
-)
-def test_a_sample_of_no_epoch_is_not_found(ids, message):
+@pytest.mark.parametrize("ids", [[-1], [26], [3, 5]])
+def test_a_sample_of_no_epoch_is_not_found(ids):
     order = make([8, 9, 9], view=without(26, [5]))
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=f"id {ids[-1]} is not in the view or not 0 to 25"):
         order.find(0, np.array(ids))
-
-
-@given(orders(), st.integers(0, 3), st.data())
-@settings(max_examples=60, deadline=None)
-def test_reads_are_ranges_of_one_shard_that_hold_exactly_their_part_of_the_sequence(
-    order, epoch, data
-):
-    start = data.draw(st.integers(0, order.num_samples - 1))
-    stop = data.draw(st.integers(start + 1, order.num_samples))
-    reads = range_reads(order, epoch, start, stop)
-    held, at = [], start
-    for shard, low, high, first, count in zip(
-        reads.shard, reads.start, reads.stop, reads.first, reads.num_samples, strict=True
-    ):
-        ids = np.arange(low, high) + order.first_ids[shard]
-        assert 0 <= low < high <= order.shard_sizes[shard]
-        assert high - low <= order.block_size
-        good = ids[order.selection.has(ids)].tolist()
-        assert (first, count) == (at, len(good))
-        held += good
-        at += count
-    assert held == order.ids(epoch, np.arange(start, stop)).tolist()
 
 
 @given(orders())
@@ -296,12 +264,6 @@ def test_lanes_read_the_stored_samples_once_and_cut_at_most_one_block_each(order
     assert sum(int(lane.num_samples.sum()) for lane in lanes) == order.num_samples
     whole = len(range_reads(order, 2, 0, order.num_samples).shard)
     assert sum(len(lane.shard) for lane in lanes) <= whole + order.num_lanes - 1
-
-
-def test_epochs_differ_and_a_seed_plus_one_does_not_replay_them():
-    first, second = epoch_of(make([30] * 4), 0)[0], epoch_of(make([30] * 4), 1)[0]
-    other = epoch_of(make([30] * 4, seed=8), 0)[0]
-    assert len({ids.tobytes() for ids in (first, second, other)}) == 3
 
 
 def test_drop_leaves_out_the_last_rows_instead_of_padding():
@@ -346,11 +308,7 @@ def test_a_state_of_another_order_is_refused_with_the_difference_named(options, 
     "options",
     [
         {"num_lanes": 3},
-        {"num_lanes": 0},
-        {"block_size": 0},
-        {"window": -1},
         {"seed": None},
-        {"seed": "7"},
         {"view": without(20, range(20))},
     ],
 )

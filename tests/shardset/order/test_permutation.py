@@ -98,17 +98,13 @@ def test_large_permutations_are_frozen(n, key, pairs):
     assert permute(np.array(positions), n=n, key=key).tolist() == list(expected)
 
 
-@given(st.integers(1, 300), KEYS)
-def test_every_position_is_hit_once(n, key):
-    assert sorted(permute(np.arange(n), n=n, key=key).tolist()) == list(range(n))
-
-
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 1500), KEYS)
-def test_so_many_positions_that_rounds_are_looked_up_are_permuted_like_each_alone(n, key):
-    assert permute(np.arange(n), n=n, key=key).tolist() == [
-        permute(np.array([place]), n=n, key=key).item() for place in range(n)
-    ]
+def test_every_position_is_hit_once_and_many_are_permuted_like_each_alone(n, key):
+    # So many that rounds are looked up.
+    permuted = permute(np.arange(n), n=n, key=key).tolist()
+    assert sorted(permuted) == list(range(n))
+    assert permuted == [permute(np.array([place]), n=n, key=key).item() for place in range(n)]
 
 
 @given(WORDS, st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20), WORDS)
@@ -122,16 +118,6 @@ def test_an_array_is_hashed_like_its_numbers(before, numbers, after):
 def test_a_position_outside_is_refused(position):
     with pytest.raises(ValueError, match="outside"):
         permute(position, n=10, key=1)
-
-
-def test_every_bit_of_a_hash_hangs_on_every_bit_of_a_word():
-    flips = np.zeros((64, 64))
-    for number in range(200):
-        for bit in range(64):
-            changed = hash64(3, number) ^ hash64(3, number ^ (1 << bit))
-            flips[bit] += [changed >> other & 1 for other in range(64)]
-    # 100 expected, standard deviation 7, over 4096 pairs of bits
-    assert 60 < flips.min() <= flips.max() < 140
 
 
 def test_a_permutation_sends_every_position_everywhere_equally_often():

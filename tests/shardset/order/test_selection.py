@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from shardset.errors import ConfigError
 from shardset.order.blocks import GAP_SHARE
-from shardset.order.epoch import Order
 from shardset.order.selection import Selection
-from shardset.order.state import values_of_state
 from tests.makers.reading import rank_slots
 from tests.shardset.order.test_epoch import orders
 
@@ -28,7 +26,7 @@ def views(draw):
     share = draw(st.sampled_from([0.01, 0.1, 0.5, 0.9, 0.99, 1]))
     chance = draw(st.randoms(use_true_random=False))
     kept = [id_ for id_ in range(size) if chance.random() < share] or [size - 1]
-    return replace(order, view=Selection.of(np.array(kept), size, "digest"))
+    return replace(order, view=Selection.from_kept(np.array(kept), size, "digest"))
 
 
 def ids_of(order):
@@ -98,19 +96,8 @@ def test_the_reads_of_a_view_bring_each_sample_once_and_few_others(order, epoch)
     assert np.array_equal(reads.shard, shards)
     assert ((reads.start <= within) & (within < reads.stop)).all()
     assert ((reads.first <= positions) & (positions < reads.first + reads.num_samples)).all()
+    assert (reads.stop <= np.array(order.shard_sizes)[reads.shard]).all()
+    assert (reads.stop - reads.start <= order.block_size).all()
     once = np.unique(reads.first, return_index=True)[1]
     assert reads.num_samples[once].sum() == order.num_samples
     assert (reads.stop - reads.start)[once].sum() <= (1 + GAP_SHARE) * order.num_samples
-
-
-def test_a_state_of_another_view_or_of_the_whole_set_is_refused():
-    plain = Order(shard_sizes=[8], seed=1, global_batch_size=2, num_lanes=1, block_size=4, window=0)
-    one, two = (
-        replace(plain, view=Selection.of(np.array([1, 2, 3]), 8, digest))
-        for digest in ("one", "two")
-    )
-    with pytest.raises(ConfigError, match="view is 'one' here and was 'two' there"):
-        one.resume(two.state(0, 1, "m"), "m")
-    with pytest.raises(ConfigError, match="view is 'one' here and was '' there"):
-        one.resume(plain.state(0, 1, "m"), "m")
-    assert "view" not in values_of_state(plain.state(0, 1, "m"))

@@ -11,7 +11,7 @@ from shardset.decode.crops import CenterCrop, PadCrop
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
 from shardset.format.manifest import LoadedSet
-from shardset.stream.mixture import MixedStream, Share
+from shardset.stream.mixed_stream import MixedStream, Share
 from tests.makers.reading import RecordingStorage, all_same, stream_of, together
 from tests.makers.shardset import pixels
 from tests.makers.views import NUM_TRAIN, put_view, small_set
@@ -33,7 +33,7 @@ def view(request, tmp_path_factory):
 make = partial(stream_of, global_batch_size=4, image=WHOLE)
 
 
-@pytest.mark.parametrize("image", [WHOLE, ImageSpec(size=16, crop=PadCrop(2), flip=True)])
+@pytest.mark.parametrize("image", [WHOLE, ImageSpec(size=16, crop=PadCrop(2), flip="device")])
 def test_a_stream_of_a_view_has_its_samples_labels_and_weights(view, image):
     _, url, _ = view
     with make(url, image=image, with_key=True) as stream:

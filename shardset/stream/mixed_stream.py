@@ -19,7 +19,7 @@ from shardset.order.budget import BUDGET_BYTES, MIB
 from shardset.order.lanes import check_world, default_lanes, lanes_of_reader, rank_part
 from shardset.order.permutation import derive_key
 from shardset.order.state import OrderState, state_from_values
-from shardset.stream.defaults import ImageChoice, choose_image
+from shardset.stream.presets import ImageChoice, choose_image
 from shardset.stream.source import warn_of_shared_lanes
 from shardset.stream.spec import Batch, MixedOptions, lists_options
 from shardset.stream.stream import Stream
@@ -188,28 +188,24 @@ class MixedStream:
         num_items = self._global_batch_size // sum(lanes)
         size, begin = num_own * num_items, sum(lanes[:number]) * num_items
         part = rank_part(self._global_batch_size, self._rank, self._world_size)
-        stream = Stream(
+        options: Any = {
+            **self._options,
+            "part": range(*(min(max(slot - begin, 0), size) for slot in (part.start, part.stop))),
+        }
+        return Stream(
             share.manifest_url,
             share.split,
             global_batch_size=size,
             rank=0,
             # As many equal readers as give each of them at least the lanes of any replica.
             world_size=max(1, num_own // lanes_of_reader(sum(lanes), self._world_size)),
-            part=range(*(min(max(slot - begin, 0), size) for slot in (part.start, part.stop))),
             seed=derive_key(self._seed, "mixture", number),
             image=self._image,
             num_lanes=num_own,
             last_batch="drop",
             budget_bytes=self._budget_bytes // len(lanes),
-            **self._options,
+            **options,
         )
-        if len(stream) < 1:
-            raise ConfigError(
-                f"{stream.source.table.storage.url} {share.split}: {stream.order.num_samples}"
-                f" samples do not fill one batch of {stream.order.global_batch_size}; lower its"
-                " weight or the global batch size"
-            )
-        return stream
 
     @property
     def fingerprint(self) -> str:

@@ -94,10 +94,6 @@ def borders(path):
     ]
 
 
-def test_an_undamaged_shard_set_reads_right(whole, remote):
-    assert outcome(whole, []) == outcome(remote, []) == "right"
-
-
 @given(st.data())
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

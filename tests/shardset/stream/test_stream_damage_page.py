@@ -2,7 +2,7 @@
 
 from benchmarks.damage import LOCAL, local_table
 from tests.conftest import REPOSITORY
-from tests.shardset.stream.test_damage import write
+from tests.shardset.stream.test_stream_damage import write
 
 
 def beginnings(text):
