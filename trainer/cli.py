@@ -20,11 +20,10 @@ from shardset.program import (
     run_verb,
 )
 from shardset.settings import help_text
-from shardset.storage.base import stat_or_none
 from shardset.storage.open import open_storage
 from shardset.verbs import add_verb
 from trainer import defaults, recipes
-from trainer.config import RECORD, SIDECAR, TrainConfig, check_addresses, not_a_run, recorded
+from trainer.config import RECORD, TrainConfig, check_addresses, not_a_run, recorded
 from trainer.errors import Preempted
 from trainer.flags import EVALUATION, add_config_flags, config_flags, near_miss
 from trainer.tpu import cli as tpu
@@ -272,7 +271,6 @@ def _make_report(options: argparse.Namespace) -> None:
 
 
 def _export_model(options: argparse.Namespace) -> None:
-    _check_trained(options.run_dir)
     from trainer.tools import export, trained
 
     files = export.write(trained.opened(options.run_dir), options.output, onnx=options.onnx)
@@ -283,7 +281,6 @@ def _export_model(options: argparse.Namespace) -> None:
 def _predict(options: argparse.Namespace) -> None:
     if options.top < 1:
         raise ConfigError(f"--top {options.top}: expected 1 or more classes for each image")
-    _check_trained(options.model)
     from trainer.tools import predict, trained
 
     predict.report(
@@ -293,13 +290,6 @@ def _predict(options: argparse.Namespace) -> None:
 
 WITH_TORCH = (_train, _evaluate, _predict, _export_model, _bench_input, _doctor)
 """The verbs that load torch, which takes seconds."""
-
-
-def _check_trained(url: str) -> None:
-    """Raises ConfigError, before torch is imported, unless the folder has a trained model."""
-    folder = open_storage(url)
-    if not any(stat_or_none(folder, name) for name in (RECORD, SIDECAR)):
-        raise not_a_run(folder, RECORD)
 
 
 def program() -> NoReturn:

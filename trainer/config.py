@@ -19,7 +19,6 @@ from shardset.order.budget import BUDGET_BYTES
 from shardset.prepared import prepared
 from shardset.settings import Count, Size, setting
 from shardset.storage.base import Storage
-from shardset.storage.checked import read_small
 from shardset.storage.open import is_address
 from shardset.verbs import RUN
 
@@ -67,7 +66,7 @@ def mixed_sets(mix: str | None) -> list[tuple[str, Weights]]:
             raise ConfigError(
                 f"mix has {text!r}, expected SET=WEIGHT or SET=WEIGHT,WEIGHT@STEP,..."
             )
-        pairs = [one.partition("@") for one in weights.split(",")]
+        pairs = [part.partition("@") for part in weights.split(",")]
         sets.append((url, {int(step or 0): float(weight) for weight, _, step in pairs}))
     return sets
 
@@ -395,7 +394,7 @@ def read_json(folder: Storage, name: str) -> Any:
     Raises NotFound without it, ConfigError if it is damaged.
     """
     try:
-        return json.loads(read_small(folder, name))
+        return json.loads(folder.read(name))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{folder.url}/{name}: not JSON ({error}); restore it") from error
 

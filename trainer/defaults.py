@@ -22,7 +22,7 @@ from trainer.run_folder import names
 from trainer.runtime.machine import Machine, machine
 
 if TYPE_CHECKING:
-    from trainer.data.survey import SetFacts
+    from trainer.data.set_facts import SetFacts
 
 NAME = "auto"
 """What `config.recipe` says of a run whose settings were chosen here."""
@@ -187,8 +187,8 @@ def resolve(flags: ConfigFlags) -> tuple[TrainConfig, str]:
             config = flags.config(configs.continued(recorded, run_dir), same)
             return config, f"settings of {run_dir}/{configs.RECORD}"
         if given.get("manifest") is not None:
+            from trainer.data.set_facts import survey
             from trainer.data.splits import load_once
-            from trainer.data.survey import survey
 
             split = given.get("train_split", TrainConfig().train_split)
             sets = [load_once(url) for url, _ in mixed_sets(given.get("mix"))] or [
@@ -196,7 +196,7 @@ def resolve(flags: ConfigFlags) -> tuple[TrainConfig, str]:
             ]
             facts = survey(sets[0], split)
             facts = replace(
-                facts, num_samples=sum(one.part(split).selection.num_kept for one in sets)
+                facts, num_samples=sum(each.part(split).selection.num_kept for each in sets)
             )
             here = machine()
             chosen = choose(facts, here, given, _input_of)

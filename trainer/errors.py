@@ -12,16 +12,18 @@ OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "RESOURCE_EXHAUSTED")
 
 
 UNREADABLE = (
-    *(
-        pickle.UnpicklingError,
-        struct.error,
-        EOFError,
-        OSError,
-        RuntimeError,
-        ValueError,
-        LookupError,
-    ),
-    *(TypeError, AttributeError, AssertionError, OverflowError, MemoryError),
+    pickle.UnpicklingError,
+    struct.error,
+    EOFError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    OverflowError,
+    MemoryError,
 )
 """What `torch.load` raises for bytes that are not a state, as any flipped bit in its pickle can
 make them.

@@ -112,8 +112,8 @@ def add_config_flags(
     for title, names in GROUPS.items():
         if named := [key for key in names if key in keys]:
             add_flags(verb.add_argument_group(title), TrainConfig, named, shows_default=False)
-    known = ", ".join(recipes.RECIPES)
-    verb.add_argument("--recipe", help=f"settings to start from: {known}; without one they {base}")
+    listed = ", ".join(recipes.RECIPES)
+    verb.add_argument("--recipe", help=f"settings to start from: {listed}; without one they {base}")
     text = "change any setting; --help-settings of `train` lists all"
     verb.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
 

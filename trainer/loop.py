@@ -12,13 +12,14 @@ import msgspec
 from shardset.errors import ConfigError, NotFound, StorageError
 from shardset.storage.open import open_storage
 from shardset.terminal import on_standard_output
-from trainer.agreement import check_identity, model_identity_of
+from trainer.agreement import check_identity
 from trainer.config import CLASSES, TrainConfig, read_json
 from trainer.data.device_feed import DeviceFeed
 from trainer.data.epochs import BatchSource, steps_of
-from trainer.data.rows import Totals
 from trainer.data.splits import load_once, open_data, open_evaluation
+from trainer.data.step_rows import Totals
 from trainer.model.learner import Learner
+from trainer.plan import model_identity_of
 from trainer.run import OpenData, Run
 from trainer.run_folder import checkpoint
 from trainer.run_folder.names import CHECKPOINTS
@@ -149,13 +150,13 @@ def check_classes(config: TrainConfig, names: Sequence[str]) -> None:
     # a checkpoint may be named, too
     run_dir = config.run_dir if is_of_run else config.resume.partition(f"/{CHECKPOINTS}")[0]
     with suppress(NotFound):
-        known = read_json(open_storage(run_dir), CLASSES)
-        pairs = zip_longest(names, known, fillvalue="no class")
-        for label, (found, expected) in enumerate(pairs):
-            if found != expected and str(label) not in (found, expected):
+        recorded = read_json(open_storage(run_dir), CLASSES)
+        pairs = zip_longest(names, recorded, fillvalue="no class")
+        for label, (name, expected) in enumerate(pairs):
+            if name != expected and str(label) not in (name, expected):
                 raise ConfigError(
-                    f"{config.manifest}: has {len(names)} classes, the run knows {len(known)}:"
-                    f" label {label} is {found} here and {expected} there; build the set with the"
+                    f"{config.manifest}: has {len(names)} classes, the run knows {len(recorded)}:"
+                    f" label {label} is {name} here and {expected} there; build the set with the"
                     " classes of the run in their order"
                 )
 
@@ -168,6 +169,6 @@ def _end_epoch(run: Run) -> None:
         run.data.evaluation,
         run.stop_requested_while_evaluating,
         run.stop_requested_while_waiting,
-        num_rows=run.num_rows,
+        num_rows=run.plan.num_rows,
     )
     run.close_epoch(totals)

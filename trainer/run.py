@@ -18,20 +18,14 @@ from shardset.program import count
 from shardset.storage.open import open_storage
 from shardset.version import __version__
 from trainer import config as configs
-from trainer.agreement import (
-    acquire_run_folder,
-    check_identity,
-    doubts_about,
-    facts_of,
-    identity_of,
-)
+from trainer.agreement import acquire_run_folder, check_identity, doubts_about
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.epochs import SampleDigest, Step, check_epoch, order_of, steps_of
-from trainer.data.rows import Totals
 from trainer.data.splits import Data, open_data
+from trainer.data.step_rows import Totals
 from trainer.errors import CheckpointError, Preempted
-from trainer.model import augment
+from trainer.model import batch_transforms
 from trainer.model.learner import Learner, step_key
 from trainer.plan import plan_of
 from trainer.run_folder import checkpoint
@@ -41,8 +35,8 @@ from trainer.runtime.base import Runtime
 from trainer.runtime.preemption import METADATA, PreemptionNotice
 from trainer.telemetry.counts import PROFILE, Telemetry
 from trainer.telemetry.loggers import start_wandb
-from trainer.telemetry.losses import losses_file, losses_name
 from trainer.telemetry.metrics import RunLog, check_evaluation
+from trainer.telemetry.sample_losses import losses_file, losses_name
 
 OpenData = Callable[[TrainConfig, int, int], Data]
 
@@ -58,30 +52,29 @@ class Run:
     def __init__(
         self, runtime: Runtime, config: TrainConfig, open_data: OpenData = open_data
     ) -> None:
-        self.num_rows = runtime.num_rows(config.global_batch_size, config.accumulate)
-        """The rows that this process brings to a step."""
         self.runtime, self.config = runtime, config
         self.data = open_data(config, runtime.host, runtime.num_hosts)
+        self.plan = plan_of(config, self.data, runtime)
         self.position = Position()
         self._answer: Callable[[], bool] | None = None
         self._exits = ExitStack()
         try:
-            self._open()
+            self._take_folder()
+            self._resume()
         except BaseException as error:
             self.runtime.heartbeat.leave(error)
             self._exits.close()
             raise
 
-    def _open(self) -> None:
+    def _take_folder(self) -> None:
+        """Locks the run folder, and opens its log."""
         self._restart_watchdog()
         self._exits.callback(faulthandler.cancel_dump_traceback_later)
         self._notice = self._exits.enter_context(
             PreemptionNotice(METADATA if self.runtime.is_cloud else None)
         )
-        self._identity = identity_of(self.config, self.data)
-        facts = facts_of(self.config, self.data, self.runtime.num_hosts)
         storage = open_storage(self.config.run_dir)
-        self._run_lock = acquire_run_folder(self.runtime, storage, facts, self._exits)
+        self._run_lock = acquire_run_folder(self.runtime, storage, self.plan.facts, self._exits)
         self._folder = RunFolder(storage, self.runtime.host, self._run_lock)
         self._exits.callback(self._folder.close)
         if self.config.wandb and self.runtime.is_master:
@@ -94,18 +87,44 @@ class Run:
         # Logged first, so that the log of a run that is refused later shows its config too.
         devices = f"strategy {self.runtime.strategy}, {count(self.runtime.num_devices, 'device')}"
         self._log.note(f"trainer {__version__}, {devices}", f": {configs.to_json(self.config)}")
-        self.plan = plan_of(self.config, len(self.data.train))
-        self._telemetry = Telemetry(self.runtime, self.plan, self._log, self.data.eval_split)
-        found, state = self._load_checkpoint()
+
+    def _resume(self) -> None:
+        """Loads the newest checkpoint, if there is one, and makes what trains on from there."""
+        storage, resume = self._folder.storage, self.config.resume
+        url, state = checkpoint.find_checkpoint(storage, resume, self._log.note) or ("", None)
+        step = state["step"] if state else 0
+        sums = self.runtime.sum_hosts([step])
+        checkpoint.drop_shared()
+        if sums != [step * self.runtime.num_hosts]:
+            raise CheckpointError(
+                f"{self.config.run_dir}: this host found step {step}, others found another; "
+                "use a run folder that all hosts see, such as gs://bucket/run"
+            )
+        if state is not None:
+            self.position = position_of(state, self.config.target_accuracy)
+            check_identity(state["identity"], self.plan.identity, f"{url}: step {step}")
+            if state["stream"] is not None:
+                self.data.train.load_state_dict(states_from_json(state["stream"]))
         for text in doubts_about(self.config, self.data, self.plan, state):
             self._log.note(f"note: {text}")
         self.learner = Learner(self.runtime, self.config, self.data.num_classes, state)
-        self._restore(state)
-        # A run that is done keeps its recorded config.
-        record = None if self.is_done() and found == storage.url else self.config
-        self._folder.write_records(record, order_of(self.data.train, 0, 0), self.data.class_names)
+        self._telemetry = Telemetry(self.runtime, self.plan, self._log, self.data.eval_split)
+        self._started, self._seconds_before = time.perf_counter(), 0.0
+        if state is not None:
+            self._seconds_before = state["seconds"]
+            self._telemetry.restore(state)
+            self._log.note(
+                f"already complete at step {step}"
+                if self.is_done()
+                else f"resumed at step {step} (epoch {state['epoch'] + 1})"
+            )
+        self._saved, self._first_step = self.position, step
+        self._log.start(step)
         self._writer = None
         if self.runtime.is_master:
+            # A run that is done keeps its recorded config.
+            record = None if self.is_done() and url == storage.url else self.config
+            self._folder.write_records(record, self.plan.order, self.data.class_names)
             # Metrics are flushed before the commit: after a kill the resumed run would leave a gap
             # in them otherwise.
             self._writer = checkpoint.CheckpointWriter(
@@ -143,7 +162,7 @@ class Run:
             self.runtime.to_device,
             self.data.train.stop,
             self.stop_requested_while_waiting,
-            num_rows=self.num_rows,
+            num_rows=self.plan.num_rows,
             with_ids=self.config.record_losses,
         )
         self._exits.enter_context(feed)
@@ -167,7 +186,7 @@ class Run:
         long ago.
         """
         position, limit = self.position, self.config.max_steps
-        has_all_steps = position.closed_epochs >= self.plan.epochs or (
+        has_all_steps = position.closed_epochs >= self.config.epochs or (
             limit is not None and position.step >= limit
         )
         return has_all_steps or position.seconds_to_target is not None
@@ -300,52 +319,17 @@ class Run:
 
     def _steps(self) -> Iterator[Step]:
         for epoch, step, batch in steps_of(self.data.train, self.position.step, self.plan.stop):
-            yield epoch, step, augment.with_mix(self.config, batch, epoch, step)
+            yield epoch, step, batch_transforms.with_mix(self.config, batch, epoch, step)
 
     def _report_pending(self) -> None:
         self._telemetry.report(self.position.step, with_newest=True)
         self._restart_watchdog()
 
-    def _load_checkpoint(self) -> tuple[str, CheckpointState | None]:
-        """Where the checkpoint to resume from is, and its state."""
-        storage, resume = self._folder.storage, self.config.resume
-        url, state = checkpoint.find_checkpoint(storage, resume, self._log.note) or ("", None)
-        step = state["step"] if state else 0
-        sums = self.runtime.sum_hosts([step])
-        checkpoint.drop_shared()
-        if sums != [step * self.runtime.num_hosts]:
-            raise CheckpointError(
-                f"{self.config.run_dir}: this host found step {step}, others found another; "
-                "use a run folder that all hosts see, such as gs://bucket/run"
-            )
-        if state is not None:
-            check_identity(state["identity"], self._identity, f"{url}: step {step}")
-            if state["stream"] is not None:
-                self.data.train.load_state_dict(states_from_json(state["stream"]))
-        return url, state
-
-    def _restore(self, state: CheckpointState | None) -> None:
-        self._started, self._seconds_before = time.perf_counter(), 0.0
-        self._telemetry.start_epoch()
-        if state is not None:
-            self.position = position_of(state, self.config.target_accuracy)
-            self._seconds_before = state["seconds"]
-            self._telemetry.restore(state)
-            at = f"step {self.position.step}"
-            self._log.note(
-                f"already complete at {at}"
-                if self.is_done()
-                else f"resumed at {at} (epoch {state['epoch'] + 1})"
-            )
-        self._saved = self.position
-        self._first_step = self.position.step
-        self._log.start(self._first_step)
-
     def _state(self, seen: SampleDigest) -> CheckpointState:
         position = self.position
         epoch, step = divmod(position.step, self.plan.steps_per_epoch)
         return {
-            "identity": self._identity,
+            "identity": self.plan.identity,
             "config": configs.to_dict(self.config),
             **asdict(position),
             "epoch": epoch,

@@ -4,7 +4,6 @@ of them.
 
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,15 +28,13 @@ TOLERANCE = 1e-5
 
 
 @pytest.fixture(scope="module")
-def newest() -> str:
+def newest():
     """The Python of the environment with the newest torch."""
     assert venvs.is_current(venvs.TORCH, venvs.NEWEST_TORCH), "run `make torch` first"
     return str(venvs.python_of(venvs.TORCH))
 
 
-def test_a_run_moves_between_the_oldest_and_the_newest_torch_in_mid_epoch(
-    tmp_path: Path, newest: str
-) -> None:
+def test_a_run_moves_between_the_oldest_and_the_newest_torch_in_mid_epoch(tmp_path, newest):
     config = tiny_config(
         shard_set(tmp_path / "set"),
         tmp_path / "moving",
@@ -61,9 +58,7 @@ def test_a_run_moves_between_the_oldest_and_the_newest_torch_in_mid_epoch(
     assert code == OK, output
 
 
-def test_the_newest_torch_chooses_no_torch_xla_of_another_version(
-    tmp_path: Path, newest: str
-) -> None:
+def test_the_newest_torch_chooses_no_torch_xla_of_another_version(tmp_path, newest):
     config = tiny_config(None, tmp_path, fake_data=True, epochs=1, max_steps=2, strategy="auto")
     code, output = finish(trainer(config, python=newest))
     assert code == OK, output
@@ -71,7 +66,7 @@ def test_the_newest_torch_chooses_no_torch_xla_of_another_version(
     assert "there is no torch_xla for torch 2.15" in output
 
 
-def test_a_program_that_ends_says_no_more_than_its_own_words(newest: str) -> None:
+def test_a_program_that_ends_says_no_more_than_its_own_words(newest):
     command = [newest, "-m", "trainer", "predict", "--from", "nothing", "photo.png"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     expected = "no config.json there, expected the folder of a run; give the --run-dir of"

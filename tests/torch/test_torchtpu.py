@@ -5,7 +5,6 @@ TPU.
 import json
 import re
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,13 +29,13 @@ RENDEZVOUS = {
 
 
 @pytest.fixture(scope="module")
-def python() -> str:
+def python():
     """The Python of the environment with TorchTPU."""
     assert venvs.is_current(venvs.TORCHTPU, venvs.TORCHTPU_PACKAGES), "run `make torchtpu` first"
     return str(venvs.python_of(venvs.TORCHTPU))
 
 
-def facts(python: str, name: str, **environment: str) -> dict[str, Any]:
+def facts(python, name, **environment: str):
     done = subprocess.run(
         [python, "-m", "tests.makers.torchtpu_facts", name],
         capture_output=True, text=True, timeout=600, env=clean_environment() | environment,
@@ -46,7 +45,7 @@ def facts(python: str, name: str, **environment: str) -> dict[str, Any]:
     return found
 
 
-def test_torch_loads_torchtpu_by_itself_and_finds_no_tpu_here(python: str) -> None:
+def test_torch_loads_torchtpu_by_itself_and_finds_no_tpu_here(python):
     assert facts(python, "loading") == {
         "entry points": ["torch_tpu._loader:load"],
         "is loaded": True,
@@ -56,7 +55,7 @@ def test_torch_loads_torchtpu_by_itself_and_finds_no_tpu_here(python: str) -> No
     }
 
 
-def test_torchtpu_has_the_names_that_the_trainer_calls(python: str) -> None:
+def test_torchtpu_has_the_names_that_the_trainer_calls(python):
     found = facts(python, "names")
     assert (
         found["set_tpu_launch_env"]
@@ -68,8 +67,8 @@ def test_torchtpu_has_the_names_that_the_trainer_calls(python: str) -> None:
 
 
 def test_torchtpu_registers_the_device_and_the_back_ends_that_the_trainer_names(
-    python: str,
-) -> None:
+    python,
+):
     environment = {
         "RANK": "0",
         "WORLD_SIZE": "2",
@@ -91,8 +90,8 @@ def test_torchtpu_registers_the_device_and_the_back_ends_that_the_trainer_names(
 
 
 def test_each_process_of_all_machines_gets_what_the_launcher_of_torchtpu_documents(
-    python: str,
-) -> None:
+    python,
+):
     # Without a TPU, what TorchTPU would detect is given; it sets the rest.
     detected = {
         "TORCH_TPU_TOPOLOGY": "2,2,1",
@@ -120,15 +119,11 @@ def test_each_process_of_all_machines_gets_what_the_launcher_of_torchtpu_documen
     [("[]", "TorchTPU can't tell how the chips of this machine are wired: .*got none"),
      ('["10.0.0.1", "10.0.0.2"]', "2 machines, .*--env TORCH_TPU_TOPOLOGY=")],
 )  # fmt: skip
-def test_a_machine_whose_chips_are_not_known_is_refused(
-    python: str, workers: str, message: str
-) -> None:
+def test_a_machine_whose_chips_are_not_known_is_refused(python, workers, message):
     assert re.search(message, facts(python, "environment", WORKERS=workers)["error"])
 
 
-def test_without_a_tpu_a_run_is_refused_until_torchtpu_is_left_out(
-    python: str, tmp_path: Path
-) -> None:
+def test_without_a_tpu_a_run_is_refused_until_torchtpu_is_left_out(python, tmp_path):
     # TorchTPU's first backward pass waits for a TPU, also that of a model on a CPU.
     config = tiny_config(None, tmp_path, fake_data=True, max_steps=2)
     code, output = finish(trainer(config, python=python))

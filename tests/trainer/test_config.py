@@ -1,5 +1,3 @@
-from typing import Any
-
 import pytest
 from torch import nn
 
@@ -8,32 +6,32 @@ from shardset.settings import assignments, settings_of, value_text, values_of, w
 from trainer import config as configs
 from trainer import recipes
 from trainer.config import TrainConfig
-from trainer.model import build
+from trainer.model import networks
 
 
-def changed(*texts: str) -> TrainConfig:
+def changed(*texts: str):
     return with_values(recipes.default(), assignments(texts))
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)
-def test_every_recipe_knows_its_name_and_survives_json(name: str) -> None:
+def test_every_recipe_knows_its_name_and_survives_json(name):
     config = recipes.recipe(name)
     assert config.recipe == name
     assert configs.from_dict(configs.to_dict(config)) == config
 
 
-def test_an_unknown_recipe_is_refused_with_the_nearest_one() -> None:
+def test_an_unknown_recipe_is_refused_with_the_nearest_one():
     with pytest.raises(ConfigError, match="did you mean 'cifar10_resnet18'"):
         recipes.recipe("cifar10_resnet81")
 
 
-def test_the_settings_of_imagenet_are_those_of_the_paper() -> None:
+def test_the_settings_of_imagenet_are_those_of_the_paper():
     plain = recipes.imagenet_resnet50()
     assert plain.optimizer.learning_rate / plain.global_batch_size * 256 == pytest.approx(0.1)
     assert plain.global_batch_size // 32 == 128  # for each of 32 devices
     assert all(
         group["nesterov"]
-        for group in build.optimizer(plain.optimizer, nn.Linear(2, 2)).param_groups
+        for group in networks.optimizer(plain.optimizer, nn.Linear(2, 2)).param_groups
     )
 
 
@@ -61,7 +59,7 @@ def test_the_settings_of_imagenet_are_those_of_the_paper() -> None:
         ("image.mean=0.5:0.4:0.3", "image.mean", (0.5, 0.4, 0.3)),
     ],
 )
-def test_a_setting_is_read_as_its_fields_type(setting: str, key: str, value: object) -> None:
+def test_a_setting_is_read_as_its_fields_type(setting, key, value):
     parsed = values_of(changed(setting))[key]
     assert parsed == value
     assert type(parsed) is type(value)
@@ -100,25 +98,25 @@ def test_a_setting_is_read_as_its_fields_type(setting: str, key: str, value: obj
         ("optimizer.learning_rate=nan", "optimizer.learning_rate is nan, expected finite float"),
     ],
 )
-def test_a_setting_that_does_not_fit_is_refused(setting: str, message: str) -> None:
+def test_a_setting_that_does_not_fit_is_refused(setting, message):
     with pytest.raises(ConfigError, match=message):
         changed(setting)
 
 
-def test_arguments_of_a_model_are_written_as_they_are_read() -> None:
+def test_arguments_of_a_model_are_written_as_they_are_read():
     config = changed("model.kwargs=a=0.1,b=[0.9,0.95],c=gelu,d=true")
     again = changed(f"model.kwargs={value_text(config.model.kwargs)}")
     assert again == config
 
 
-def test_padding_that_may_leave_nothing_of_an_image_is_refused() -> None:
+def test_padding_that_may_leave_nothing_of_an_image_is_refused():
     settings = ["image.size=8", "image.eval_resize=8", "image.pad=8"]
     assert changed(*settings).image.pad == 8  # another crop takes no padding
     with pytest.raises(ConfigError, match=r"image\.pad is 8, expected less than image\.size, 8"):
         changed(*settings, "image.train_crop=pad")
 
 
-def test_settings_that_belong_together_are_changed_at_once() -> None:
+def test_settings_that_belong_together_are_changed_at_once():
     config = changed("cache_dir=/tmp/x", "cache_bytes=7", "image.size=8", "image.pad=1")
     assert (config.cache_dir, config.cache_bytes, config.image.size, config.image.pad) == (
         "/tmp/x",
@@ -130,7 +128,7 @@ def test_settings_that_belong_together_are_changed_at_once() -> None:
         changed("cache_dir=/tmp/x")
 
 
-def test_every_setting_has_a_help_line() -> None:
+def test_every_setting_has_a_help_line():
     settings = settings_of(TrainConfig)
     assert all(setting.help and setting.help[0].islower() for setting in settings.values())
     assert all(setting.expected for setting in settings.values())
@@ -143,8 +141,6 @@ def test_every_setting_has_a_help_line() -> None:
         ({"fake_data": True, "manifest": "gs://bucket/set"}, "fake_data"),
     ],
 )
-def test_a_record_refuses_wrong_values_without_a_command_line(
-    values: dict[str, Any], message: str
-) -> None:
+def test_a_record_refuses_wrong_values_without_a_command_line(values, message):
     with pytest.raises(ConfigError, match=message):
         TrainConfig(**values)

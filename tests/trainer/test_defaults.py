@@ -1,8 +1,6 @@
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,9 +16,8 @@ from tests.makers.training import losses, shard_set, tiny_config
 from trainer import cli as command
 from trainer import config as configs
 from trainer import defaults, recipes
-from trainer.config import TrainConfig
+from trainer.data.set_facts import SetFacts, survey
 from trainer.data.splits import load_once, open_data
-from trainer.data.survey import SetFacts, survey
 from trainer.defaults import choose, resolve
 from trainer.flags import ConfigFlags
 from trainer.runtime.machine import Machine
@@ -33,12 +30,12 @@ CIFAR = SetFacts(num_samples=50_000, num_classes=10, side=32, is_uniform=True, i
 PHOTOS = SetFacts(num_samples=100_000, num_classes=100, side=375, is_uniform=False, is_grey=False)
 
 
-def of_imagenet(name: str, weights: str) -> dict[str, Any]:
+def of_imagenet(name, weights):
     colours = {"image.mean": (0.5, 0.5, 0.5), "image.std": (0.25, 0.25, 0.25)}
     return {"image.size": 224, "image.eval_resize": 235} | colours
 
 
-def chosen(facts: SetFacts, machine: Machine, given: dict[str, Any] | None = None) -> TrainConfig:
+def chosen(facts, machine, given=None):
     given = given or {}
     return with_values(recipes.default(), choose(facts, machine, given, of_imagenet) | given)
 
@@ -75,8 +72,8 @@ given_settings = st.fixed_dictionaries(
 @given(facts, machines, given_settings)
 @settings(max_examples=50)
 def test_a_configuration_keeps_what_was_given_and_its_steps_do_not_depend_on_the_machine(
-    facts: SetFacts, machine: Machine, own: dict[str, Any]
-) -> None:
+    facts, machine, own
+):
     values = values_of(chosen(facts, machine, own))
     assert {key: values[key] for key in own} == own
     assert values["global_batch_size"] % machine.num_processes == 0 or "global_batch_size" in own
@@ -87,7 +84,7 @@ def test_a_configuration_keeps_what_was_given_and_its_steps_do_not_depend_on_the
     )
 
 
-def test_all_hosts_choose_a_batch_that_holds_each_image_as_often_as_asked_and_one_budget() -> None:
+def test_all_hosts_choose_a_batch_that_holds_each_image_as_often_as_asked_and_one_budget():
     hosts = [replace(LAPTOP, host_bytes=num_bytes) for num_bytes in (15_620 << 20, 15_628 << 20)]
     assert len({chosen(PHOTOS, host).budget_bytes for host in hosts}) == 1
     sizes = [
@@ -99,7 +96,7 @@ def test_all_hosts_choose_a_batch_that_holds_each_image_as_often_as_asked_and_on
     assert sizes == [258, 258, 264, 256]
 
 
-def test_small_equal_images_keep_their_size_and_large_ones_are_cropped() -> None:
+def test_small_equal_images_keep_their_size_and_large_ones_are_cropped():
     digits, cifar, photos = (chosen(facts, LAPTOP) for facts in (DIGITS, CIFAR, PHOTOS))
     # digits mean another thing
     assert [config.image.flip for config in (digits, cifar, photos)] == [False, True, True]
@@ -113,7 +110,7 @@ def test_small_equal_images_keep_their_size_and_large_ones_are_cropped() -> None
     assert (chosen(PHOTOS, GPU).image.size, chosen(PHOTOS, GPU).precision) == (224, "bf16")
 
 
-def test_what_is_given_decides_what_follows_from_it() -> None:
+def test_what_is_given_decides_what_follows_from_it():
     assert chosen(PHOTOS, GPU, {"image.size": 64}).image.eval_resize == 74
     assert chosen(DIGITS, LAPTOP, {"image.size": 32}).image.train_crop == "random"
     small, large = (
@@ -124,7 +121,7 @@ def test_what_is_given_decides_what_follows_from_it() -> None:
     assert chosen(CIFAR, GPU, {"epochs": 3}).schedule.warmup_epochs == pytest.approx(0.3)
 
 
-def test_pretrained_weights_bring_their_images() -> None:
+def test_pretrained_weights_bring_their_images():
     config = chosen(PHOTOS, LAPTOP, {"model.pretrained": "timm"})
     assert (config.image.size, config.image.eval_resize, config.image.mean) == (
         224,
@@ -145,9 +142,7 @@ def test_pretrained_weights_bring_their_images() -> None:
         (225, {"model.freeze": True}),
     ],
 )
-def test_fine_tuning_takes_500_steps_at_the_rate_of_a_batch_of_64(
-    num_samples: int, given: dict[str, Any]
-) -> None:
+def test_fine_tuning_takes_500_steps_at_the_rate_of_a_batch_of_64(num_samples, given):
     facts = replace(PHOTOS, num_samples=num_samples)
     config = chosen(facts, LAPTOP, {"model.pretrained": "timm", **given})
     steps = -(-num_samples * config.image.augment_repeats // config.global_batch_size)
@@ -158,12 +153,12 @@ def test_fine_tuning_takes_500_steps_at_the_rate_of_a_batch_of_64(
 # --- with real sets and folders -------------------------------------------------------------------
 
 
-def flags(**values: str) -> ConfigFlags:
+def flags(**values: str):
     names = {key.replace("__", "."): value for key, value in values.items()}
     return ConfigFlags(recipe=None, values=names, changes=[])
 
 
-def test_a_look_at_a_set_finds_size_and_colour(tmp_path: Path) -> None:
+def test_a_look_at_a_set_finds_size_and_colour(tmp_path):
     small = manifests.load(shard_set(tmp_path / "small", size=12))
     assert survey(small, "train") == SetFacts(
         num_samples=52, num_classes=10, side=12, is_uniform=True, is_grey=False
@@ -177,7 +172,7 @@ def test_a_look_at_a_set_finds_size_and_colour(tmp_path: Path) -> None:
     assert (found.side, found.is_uniform, found.is_grey) == (80, False, True)
 
 
-def test_a_recipe_stays_as_it_is_but_for_what_another_image_size_scales() -> None:
+def test_a_recipe_stays_as_it_is_but_for_what_another_image_size_scales():
     plain = ConfigFlags(recipe="digits_smoke", values={"manifest": "x"}, changes=[])
     assert resolve(plain) == (replace(recipes.digits_smoke(), manifest="x"), "")
     smaller = ConfigFlags(recipe="default", values={"image.size": "112"}, changes=[])
@@ -214,8 +209,8 @@ def set_of(*splits):
 
 
 def test_a_set_with_val_and_test_trains_without_a_flag_and_says_on_what_it_evaluates(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, capsys
+):
     three = set_of("test", "train", "val")
     words = f"train --manifest {three} --strategy single --epochs 1 --max-steps 1 --run-dir"
     assert command.main([*words.split(), str(tmp_path / "run")]) == OK
@@ -226,9 +221,7 @@ def test_a_set_with_val_and_test_trains_without_a_flag_and_says_on_what_it_evalu
     assert defaults.note(tiny_config(set_of("train", "test"), "run")) == ""
 
 
-def test_a_run_killed_before_its_first_checkpoint_keeps_its_settings(
-    manifest: str, tmp_path: Path
-) -> None:
+def test_a_run_killed_before_its_first_checkpoint_keeps_its_settings(manifest, tmp_path):
     recorded = configs.from_anywhere(tiny_config(manifest, tmp_path, epochs=7))
     (tmp_path / configs.RECORD).write_text(configs.to_json(recorded))
     for named in ({}, {"manifest": manifest}):
@@ -262,9 +255,7 @@ def test_a_run_without_a_recipe_parses_its_manifest_once(manifest, tmp_path):
         ([], "required"),
     ],
 )
-def test_a_flag_that_is_nearly_one_is_named(
-    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_flag_that_is_nearly_one_is_named(words, hint, capsys):
     with pytest.raises(SystemExit) as exit_code:
         command.main(words)
     assert exit_code.value.code == USAGE

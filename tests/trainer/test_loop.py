@@ -43,13 +43,12 @@ from trainer.config import (
     OptimizerConfig,
     RegularizeConfig,
     ScheduleConfig,
-    TrainConfig,
 )
 from trainer.data import splits
 from trainer.data.splits import open_data
 from trainer.errors import CheckpointError, EpochMismatch, NotFinite, Preempted
-from trainer.model.build import tiny_resnet
 from trainer.model.learner import Learner
+from trainer.model.networks import tiny_resnet
 from trainer.run_folder import checkpoint
 from trainer.run_folder.checkpoint import new_state_name
 from trainer.run_folder.lock import HOLDER
@@ -57,28 +56,28 @@ from trainer.run_folder.names import folder_of, log_name
 from trainer.runtime import preemption
 from trainer.runtime.base import Single, Step
 from trainer.runtime.launch import launch
-from trainer.telemetry.losses import losses_name
+from trainer.telemetry.sample_losses import losses_name
 
 
 @pytest.fixture(scope="module")
-def undisturbed(manifest: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(manifest, tmp_path_factory):
     """A run from beginning to end."""
     folder = tmp_path_factory.mktemp("undisturbed")
     run(tiny_config(manifest, folder, record_losses=True))
     return folder
 
 
-def run(config: TrainConfig) -> None:
+def run(config):
     launch(config, loop.train)
 
 
-def newest_state(folder: Path) -> dict[str, Any]:
+def newest_state(folder):
     found = checkpoint.newest(open_storage(str(folder)), pytest.fail)
     assert found is not None
     return found[1]
 
 
-def own(name: str) -> ModelConfig:
+def own(name):
     """A model of this module."""
     return ModelConfig(name=f"{__name__}:{name}")
 
@@ -135,7 +134,7 @@ class Asking(nn.Module):
         return self.net(images_NCHW)
 
 
-def dropout_model(num_classes: int) -> nn.Module:
+def dropout_model(num_classes):
     return nn.Sequential(
         nn.Flatten(), nn.Linear(192, 32), nn.Dropout(0.5), nn.Linear(32, num_classes)
     )
@@ -145,8 +144,8 @@ def dropout_model(num_classes: int) -> nn.Module:
 
 
 def test_a_run_takes_every_sample_once_in_an_epoch_and_an_evaluation_and_leaves_all_in_its_folder(
-    manifest: str, undisturbed: Path
-) -> None:
+    manifest, undisturbed
+):
     epochs, evaluations = (read_records(undisturbed, kind) for kind in ("epoch", "eval"))
     assert [record["samples"] for record in epochs] == [NUM_TRAIN] * 2
     assert [record["samples"] for record in evaluations] == [NUM_EVAL] * 2
@@ -163,7 +162,7 @@ def test_a_run_takes_every_sample_once_in_an_epoch_and_an_evaluation_and_leaves_
     assert newest_state(undisturbed)["step"] == 2 * STEPS
 
 
-def test_a_run_that_waits_for_data_says_so_and_what_to_change(tmp_path: Path) -> None:
+def test_a_run_that_waits_for_data_says_so_and_what_to_change(tmp_path):
     large = encode(pixels(0, 1200, 1200), "png")
     samples = {
         split: [image_sample(split, serial, large, "png", 10) for serial in range(16)]
@@ -175,11 +174,11 @@ def test_a_run_that_waits_for_data_says_so_and_what_to_change(tmp_path: Path) ->
 
 
 def test_the_live_line_has_a_rate_once_one_is_known(
-    manifest: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    manifest,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     run(tiny_config(manifest, tmp_path, max_steps=3, log_every_steps=1))
     shown = [
@@ -196,8 +195,8 @@ def test_the_live_line_has_a_rate_once_one_is_known(
 
 @pytest.mark.parametrize("cut", [3, STEPS, STEPS + 2])
 def test_a_run_in_two_pieces_has_the_losses_of_a_run_in_one_bit_for_bit(
-    manifest: str, undisturbed: Path, tmp_path: Path, cut: int
-) -> None:
+    manifest, undisturbed, tmp_path, cut
+):
     config = tiny_config(manifest, tmp_path, record_losses=True)
     run(replace(config, max_steps=cut))
     assert len(losses(tmp_path)) == cut
@@ -217,11 +216,11 @@ def test_a_run_in_two_pieces_has_the_losses_of_a_run_in_one_bit_for_bit(
     assert all(torch.equal(left[name], right[name]) for name in right)
 
 
-def notes_of(folder: Path) -> list[str]:
+def notes_of(folder):
     return re.findall(r" note: (.*)", (folder / "logs/host-000.log").read_text())
 
 
-def test_a_run_that_resumes_otherwise_says_what_has_changed(manifest: str, tmp_path: Path) -> None:
+def test_a_run_that_resumes_otherwise_says_what_has_changed(manifest, tmp_path):
     config = tiny_config(manifest, tmp_path, epochs=1)
     run(config)
     run(config)
@@ -262,9 +261,7 @@ def test_a_run_that_resumes_otherwise_says_what_has_changed(manifest: str, tmp_p
         ),
     ],
 )
-def test_a_run_that_can_hardly_be_meant_says_so(
-    manifest: str, tmp_path: Path, changes: dict[str, Any], notes: list[str]
-) -> None:
+def test_a_run_that_can_hardly_be_meant_says_so(manifest, tmp_path, changes, notes):
     run(replace(tiny_config(manifest, tmp_path / "run", max_steps=1), **changes))
     found = notes_of(tmp_path / "run")
     assert [note in text for note, text in zip(notes, found, strict=True)] == [True] * len(notes)
@@ -284,9 +281,7 @@ def test_a_run_that_can_hardly_be_meant_says_so(
     ],
     ids=["dropout, averages and mixing", "the scale of float16"],
 )
-def test_what_a_step_keeps_resumes_bit_for_bit_too(
-    manifest: str, tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_what_a_step_keeps_resumes_bit_for_bit_too(manifest, tmp_path, changes):
     config = tiny_config(manifest, tmp_path / "one", **changes)
     run(config)
     run(replace(config, run_dir=str(tmp_path / "two"), max_steps=5))
@@ -299,8 +294,8 @@ def test_what_a_step_keeps_resumes_bit_for_bit_too(
 
 
 def test_a_run_resumes_in_the_order_in_which_it_began_whatever_the_budget_is_now(
-    manifest: str, tmp_path: Path
-) -> None:
+    manifest, tmp_path
+):
     narrow = tiny_config(manifest, tmp_path / "whole", budget_bytes=180_000)
     run(narrow)
     cut = replace(narrow, run_dir=str(tmp_path / "cut"))
@@ -320,8 +315,8 @@ def test_a_run_resumes_in_the_order_in_which_it_began_whatever_the_budget_is_now
     ],
 )
 def test_a_checkpoint_of_another_run_is_named_where_it_is_refused(
-    manifest: str, undisturbed: Path, tmp_path: Path, changes: dict[str, Any], difference: str
-) -> None:
+    manifest, undisturbed, tmp_path, changes, difference
+):
     if "manifest" in changes:
         changes = {"manifest": shard_set(tmp_path / "other", size=12)}
     with pytest.raises(CheckpointError, match=rf"^{undisturbed}: step {2 * STEPS}: .*{difference}"):
@@ -335,9 +330,7 @@ def test_a_checkpoint_of_another_run_is_named_where_it_is_refused(
         ({"optimizer": OptimizerConfig(name="sdg")}, "sdg"),
     ],
 )
-def test_a_refused_run_leaves_the_record_of_the_run_that_was(
-    manifest: str, tmp_path: Path, refused: dict[str, Any], message: str
-) -> None:
+def test_a_refused_run_leaves_the_record_of_the_run_that_was(manifest, tmp_path, refused, message):
     # what would be copied to a bucket counts too
     url = f"memory://{tmp_path.name}-{next(iter(refused))}/run"
     run(tiny_config(manifest, url, max_steps=1))
@@ -350,8 +343,8 @@ def test_a_refused_run_leaves_the_record_of_the_run_that_was(
 
 
 def test_a_run_that_began_at_another_runs_checkpoint_goes_on_from_its_own(
-    manifest: str, undisturbed: Path, tmp_path: Path
-) -> None:
+    manifest, undisturbed, tmp_path
+):
     config = tiny_config(manifest, tmp_path, resume=f"{undisturbed}/{folder_of(STEPS)}")
     run(replace(config, max_steps=STEPS + 2))
     run(config)
@@ -361,7 +354,7 @@ def test_a_run_that_began_at_another_runs_checkpoint_goes_on_from_its_own(
     assert f"already has checkpoints: it resumes from them, not from {config.resume}" in log
 
 
-def test_a_run_does_not_go_back_in_its_own_folder(manifest: str, tmp_path: Path) -> None:
+def test_a_run_does_not_go_back_in_its_own_folder(manifest, tmp_path):
     # Its later checkpoints would count as the newest ones, and what it saves be removed for them.
     config = tiny_config(manifest, tmp_path, max_steps=6, checkpoint_every_steps=3)
     run(config)
@@ -380,8 +373,8 @@ def test_a_run_does_not_go_back_in_its_own_folder(manifest: str, tmp_path: Path)
 
 @pytest.mark.parametrize(("target", "epochs"), [(1.0, 2), (0.02, 1)])
 def test_a_target_accuracy_ends_a_run_and_can_be_raised_or_dropped(
-    manifest: str, tmp_path: Path, target: float | None, epochs: int
-) -> None:
+    manifest, tmp_path, target, epochs
+):
     # Weights that do not move have the accuracy of chance: above 2 %, below 100 %.
     config = tiny_config(
         manifest, tmp_path, target_accuracy=0.01, optimizer=OptimizerConfig(learning_rate=0.0)
@@ -396,11 +389,11 @@ def test_a_target_accuracy_ends_a_run_and_can_be_raised_or_dropped(
 
 
 def test_a_run_is_evaluated_from_another_folder_than_it_was_started_in(
-    manifest: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    manifest,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     monkeypatch.chdir(Path(manifest).parent)
     config = tiny_config(Path(manifest).name, tmp_path / "run", max_steps=2)
     run(config)
@@ -413,8 +406,8 @@ def test_a_run_is_evaluated_from_another_folder_than_it_was_started_in(
 
 @pytest.mark.parametrize("less", [{}, {"epochs": 1, "max_steps": None}])
 def test_a_run_that_is_told_to_do_no_more_than_it_has_done_is_done(
-    manifest: str, tmp_path: Path, less: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+    manifest, tmp_path, less, capsys
+):
     config = tiny_config(manifest, tmp_path, epochs=3, max_steps=2 * STEPS + 1)
     run(config)
     before = (tmp_path / "config.json").read_text()
@@ -428,8 +421,8 @@ def test_a_run_that_is_told_to_do_no_more_than_it_has_done_is_done(
 
 @pytest.mark.parametrize("when", ["train step", "evaluation step"])
 def test_sigterm_saves_and_the_same_command_goes_on(
-    manifest: str, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
+    manifest, undisturbed, tmp_path, monkeypatch, when
+):
     monkeypatch.setattr(loop, "FETCH_EVERY", 1)
     config = tiny_config(manifest, tmp_path, model=own("Asking"))
     Asking.training_asks, Asking.calls_left = when == "train step", 3
@@ -463,9 +456,7 @@ class OutOfReach:
         self.stopped.wait()
 
 
-def test_a_run_whose_data_is_out_of_reach_ends_when_it_is_told_to(
-    manifest: str, tmp_path: Path
-) -> None:
+def test_a_run_whose_data_is_out_of_reach_ends_when_it_is_told_to(manifest, tmp_path):
     config, alone = tiny_config(manifest, tmp_path), Single("fp32")
     data = open_data(config, 0, 1)
     data = replace(data, train=OutOfReach(data.train, alone))
@@ -475,8 +466,8 @@ def test_a_run_whose_data_is_out_of_reach_ends_when_it_is_told_to(
 
 
 def test_an_evaluation_that_is_not_a_number_is_neither_logged_nor_saved_nor_a_target(
-    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    manifest, tmp_path, monkeypatch
+):
     monkeypatch.setattr(Failing, "in_training", False)
     config = tiny_config(
         manifest, tmp_path, model=own("Failing"), target_accuracy=0.01, checkpoint_every_steps=2
@@ -489,9 +480,7 @@ def test_an_evaluation_that_is_not_a_number_is_neither_logged_nor_saved_nor_a_ta
         launch(config, loop.evaluate_checkpoint)
 
 
-def test_a_loss_that_is_no_number_stops_with_the_step_and_the_samples(
-    manifest: str, tmp_path: Path
-) -> None:
+def test_a_loss_that_is_no_number_stops_with_the_step_and_the_samples(manifest, tmp_path):
     config = tiny_config(
         manifest, tmp_path, model=own("Failing"), checkpoint_every_steps=2, log_every_steps=3
     )
@@ -506,8 +495,8 @@ def test_a_loss_that_is_no_number_stops_with_the_step_and_the_samples(
 
 
 def test_a_run_that_is_asked_before_its_first_step_leaves_its_checkpoint_as_it_is(
-    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    manifest, tmp_path, monkeypatch
+):
     config = tiny_config(manifest, tmp_path)
     run(replace(config, max_steps=STEPS))
     before = checkpoint.commits(open_storage(str(tmp_path)))
@@ -532,8 +521,8 @@ class Two(Single):
     def sum_hosts(self, values: Sequence[int]) -> list[int]:
         return [2 * value for value in values]
 
-    def gather_texts(self, text: str) -> list[str]:
-        return [text, text]
+    def text_of_master(self, text: str) -> str:
+        return text
 
     def any_host(self, flag: bool) -> bool:
         self.looks += 1
@@ -558,9 +547,7 @@ class Two(Single):
         return called
 
 
-def test_no_line_of_the_log_has_a_rate_above_that_of_the_steps(
-    manifest: str, tmp_path: Path
-) -> None:
+def test_no_line_of_the_log_has_a_rate_above_that_of_the_steps(manifest, tmp_path):
     model = own("SlowlyTrained")
     run(
         tiny_config(
@@ -573,8 +560,8 @@ def test_no_line_of_the_log_has_a_rate_above_that_of_the_steps(
 
 
 def test_a_report_and_a_question_to_the_hosts_wait_for_no_step_that_was_just_begun(
-    manifest: str, tmp_path: Path
-) -> None:
+    manifest, tmp_path
+):
     two = Two()
     loop.train(two, tiny_config(manifest, tmp_path, log_every_steps=3, max_steps=6))
     step = "train step"
@@ -585,8 +572,8 @@ def test_a_report_and_a_question_to_the_hosts_wait_for_no_step_that_was_just_beg
 
 
 def test_an_evaluation_fetches_while_its_newest_step_is_under_way(
-    manifest: str, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    manifest, undisturbed, monkeypatch
+):
     monkeypatch.setattr(loop, "FETCH_EVERY", 1)
     two = Two()
     two.num_hosts = 1
@@ -597,9 +584,7 @@ def test_an_evaluation_fetches_while_its_newest_step_is_under_way(
     assert two.happened == [step, step, "fetched 1", step, "fetched 1", "fetched 1"]
 
 
-def test_samples_that_were_not_those_of_the_plan_stop_the_run(
-    manifest: str, tmp_path: Path
-) -> None:
+def test_samples_that_were_not_those_of_the_plan_stop_the_run(manifest, tmp_path):
     # The other process does as this one does, so the half of the samples that is its own is trained
     # on by nobody.
     with pytest.raises(EpochMismatch, match="epoch 1: trained on"):
@@ -607,18 +592,19 @@ def test_samples_that_were_not_those_of_the_plan_stop_the_run(
     assert checkpoint.commits(open_storage(str(tmp_path))) == []
 
 
-def die_while_saving(folder: str) -> None:
+def die_while_saving(folder):
     with open_storage(folder).writer(folder_of(9) + new_state_name()) as writer:
         writer.write(bytes(1 << 20))
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(("writes", "copies"), [(True, 2), (False, 0)])
-def test_only_the_host_that_writes_copies_the_state(
-    manifest: str, tmp_path: Path, writes: bool, copies: int
-) -> None:
+def test_only_the_host_that_writes_copies_the_state(manifest, tmp_path, writes, copies):
     class Counting(Single):
         is_master, copies = writes, 0
+
+        def text_of_master(self, text: str) -> str:
+            return text
 
         def to_host(self, tree: Any) -> Any:
             self.copies += 1
@@ -629,9 +615,7 @@ def test_only_the_host_that_writes_copies_the_state(
     assert runtime.copies == copies
 
 
-def test_what_a_kill_leaves_of_a_checkpoint_goes_when_the_run_goes_on(
-    manifest: str, tmp_path: Path
-) -> None:
+def test_what_a_kill_leaves_of_a_checkpoint_goes_when_the_run_goes_on(manifest, tmp_path):
     config = tiny_config(manifest, tmp_path)
     run(replace(config, max_steps=3))
     child = multiprocessing.get_context("fork").Process(
@@ -648,7 +632,7 @@ def test_what_a_kill_leaves_of_a_checkpoint_goes_when_the_run_goes_on(
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def test_fake_data_takes_the_same_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fake_data_takes_the_same_path(tmp_path, monkeypatch):
     monkeypatch.setattr(splits, "NUM_SAMPLES", 20)
     monkeypatch.setattr(splits, "NUM_EVAL_SAMPLES", 9)
     run(tiny_config(None, tmp_path, fake_data=True, epochs=1))
@@ -657,8 +641,8 @@ def test_fake_data_takes_the_same_path(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_profiled_steps_leave_a_trace_also_where_a_run_ends_or_begins_among_them(
-    manifest: str, tmp_path: Path
-) -> None:
+    manifest, tmp_path
+):
     config = tiny_config(manifest, tmp_path, profile_steps=(1, 5))
     run(replace(config, max_steps=3))
     trace = next((tmp_path / "profile").iterdir())
@@ -669,12 +653,12 @@ def test_profiled_steps_leave_a_trace_also_where_a_run_ends_or_begins_among_them
 
 @pytest.mark.parametrize(("decay", "is_the_runs"), [(None, True), (0.0, False)])
 def test_an_evaluation_by_command_is_of_the_averaged_weights_that_a_checkpoint_has(
-    manifest: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    decay: float | None,
-    is_the_runs: bool,
-) -> None:
+    manifest,
+    tmp_path,
+    capsys,
+    decay,
+    is_the_runs,
+):
     run(
         tiny_config(
             manifest, tmp_path / "run", epochs=1, regularize=RegularizeConfig(ema_decay=0.9)
@@ -691,9 +675,7 @@ def test_an_evaluation_by_command_is_of_the_averaged_weights_that_a_checkpoint_h
     assert (f"loss {loss:.4f}, {NUM_EVAL} samples" in capsys.readouterr().out) == is_the_runs
 
 
-def test_an_evaluation_of_another_model_than_the_checkpoints_is_refused(
-    manifest: str, undisturbed: Path
-) -> None:
+def test_an_evaluation_of_another_model_than_the_checkpoints_is_refused(manifest, undisturbed):
     other = ModelConfig(name="trainer.model:tiny_resnet", norm="group")
     with pytest.raises(
         CheckpointError, match=r"step \d+: .*model is '.* norm=batch .* and '.* norm=group "
@@ -713,8 +695,8 @@ OTHERS = {
 @pytest.mark.parametrize("where", ["", "{run}", "{run}/checkpoints/step-000000014"])
 @pytest.mark.parametrize("kind", OTHERS)
 def test_a_set_is_evaluated_whose_labels_mean_the_classes_of_the_run(
-    kind: str, where: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    kind, where, undisturbed, tmp_path, capsys
+):
     names, sentence = OTHERS[kind]
     with Writer(tmp_path / "set", classes=names) as writer:
         for label in range(4):
@@ -730,9 +712,7 @@ def test_a_set_is_evaluated_whose_labels_mean_the_classes_of_the_run(
     assert ("4 samples" in capsys.readouterr().out) == (sentence is None)
 
 
-def test_a_lease_that_can_not_be_removed_does_not_end_a_run(
-    manifest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lease_that_can_not_be_removed_does_not_end_a_run(manifest, monkeypatch, capsys):
     def refuse(self: MemoryStorage, name: str, *, generation: str | None = None) -> None:
         refused.append(name)
         raise StorageError(f"{self.url}/{name}: is subject to the bucket's retention policy")

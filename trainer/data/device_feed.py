@@ -2,24 +2,26 @@
 failure.
 """
 
-import queue
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from trainer.data.rows import ids_as_floats
+from trainer.data.step_rows import ids_as_floats
 
-DEPTH = 2
-"""The number of batches that wait on the device."""
+DEPTH = 3
+"""The number of batches that are prepared ahead."""
 
 POLL_S = 0.2
-"""How often a waiting thread checks whether it should stop."""
+"""How often a waiting consumer asks whether to give up."""
+
+STOP_S = 0.05
+"""How often the source is stopped until the thread no longer waits for it."""
 
 ON_DEVICE = ("image", "label", "weight", "flip", "mix")
 """The fields of a batch that go to the device; `id` goes, as floats, where what becomes of each
@@ -73,71 +75,55 @@ class DeviceFeed:
     ) -> None:
         self.wait_s = 0.0
         self.gave_up = False
-        self._to_device, self._num_rows = to_device, num_rows
+        self._batches, self._to_device, self._num_rows = batches, to_device, num_rows
         self._names = (*ON_DEVICE, "id") if with_ids else ON_DEVICE
         self._stop, self._gives_up = stop, gives_up
-        self._queue: queue.Queue[DeviceBatch | BaseException | None] = queue.Queue(DEPTH)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(batches,), name="feed", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "feed")
+        self._ahead = deque(self._thread.submit(self._prepare) for _ in range(DEPTH))
 
     def __iter__(self) -> Iterator[DeviceBatch]:
-        while (item := self._next()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
+        while self._waited_for(self._ahead[0]):
+            batch = self._ahead.popleft().result()
+            if batch is None:
+                return
+            self._ahead.append(self._thread.submit(self._prepare))
+            yield batch
 
     def __enter__(self) -> "DeviceFeed":
         return self
 
     def __exit__(self, *exc: object) -> None:
         """Ends the thread and drops the batches that were not taken."""
-        self._stopped.set()
-        # The thread may wait for the source or for room in the queue, more than once.
-        while self._thread.is_alive():
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._stop()
+        running = [batch for batch in self._ahead if not batch.cancelled()]
+        while wait(running, STOP_S).not_done:  # it may wait for the source more than once
             self._stop()
-            while not self._queue.empty():
-                self._queue.get_nowait()
-            self._thread.join(timeout=0.05)
+        self._thread.shutdown()
+        self._ahead.clear()
+        self._batches = iter(())  # closes the source, if it is a generator
 
-    def _next(self) -> DeviceBatch | BaseException | None:
+    def _waited_for(self, batch: Future[DeviceBatch | None]) -> bool:
+        """Waits until the batch is there; False if the consumer gives up before."""
         start = time.perf_counter()
-        try:
-            while not self.gave_up:
-                with suppress(queue.Empty):
-                    return self._queue.get(timeout=POLL_S)
-                self.gave_up = self._gives_up()
+        while not self.gave_up and not wait([batch], POLL_S).done:
+            self.gave_up = self._gives_up()
+        self.wait_s += time.perf_counter() - start
+        return not self.gave_up
+
+    def _prepare(self) -> DeviceBatch | None:
+        """The next batch; None at the end."""
+        if (step := next(self._batches, None)) is None:
             return None
-        finally:
-            self.wait_s += time.perf_counter() - start
-
-    def _run(self, batches: Iterator[tuple[int, int, dict[str, Any]]]) -> None:
-        try:
-            for epoch, step, batch in batches:
-                arrays = filled_up(
-                    {name: np.asarray(batch[name]) for name in self._names if name in batch},
-                    self._num_rows,
-                )
-                if "id" in arrays:
-                    arrays["id"] = ids_as_floats(arrays["id"], arrays["weight"])
-                tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-                self._offer(
-                    DeviceBatch(epoch, step, self._to_device(tensors), batch["id"], batch["weight"])
-                )
-                if self._stopped.is_set():
-                    return
-        except BaseException as error:  # noqa: BLE001 - raised again in the thread that consumes
-            self._offer(error)
-        self._offer(None)
-
-    def _offer(self, item: DeviceBatch | BaseException | None) -> None:
-        # Waits in short turns: the consumer may leave while the queue is full.
-        while not self._stopped.is_set():
-            try:
-                self._queue.put(item, timeout=POLL_S)
-            except queue.Full:
-                continue
-            return
+        epoch, number, batch = step
+        arrays = filled_up(
+            {name: np.asarray(batch[name]) for name in self._names if name in batch},
+            self._num_rows,
+        )
+        if "id" in arrays:
+            arrays["id"] = ids_as_floats(arrays["id"], arrays["weight"])
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return DeviceBatch(epoch, number, self._to_device(tensors), batch["id"], batch["weight"])
 
 
 def filled_up(arrays: dict[str, np.ndarray], num_rows: int) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ from shardset.errors import ConfigError
 from shardset.format.manifest import LoadedSet
 from shardset.order.permutation import derive_key
 from shardset.order.state import OrderState
-from shardset.stream.mixture import MixedStream, Share
+from shardset.stream.mixed_stream import MixedStream, Share
 from shardset.stream.spec import Batch
 from shardset.stream.stream import Stream
 from trainer.config import Weights
@@ -61,9 +61,11 @@ class Mixture:
                 " as one"
             )
         self.parts: list[Part] = []
-        starts = sorted({step for one in by_step for step in one})
+        starts = sorted({step for by_start in by_step for step in by_start})
         for start, stop in itertools.pairwise([*starts, sys.maxsize]):
-            weights = [one[max(step for step in one if step <= start)] for one in by_step]
+            weights = [
+                by_start[max(step for step in by_start if step <= start)] for by_start in by_step
+            ]
             sources = [number for number, weight in enumerate(weights) if weight]
             shares = [Share(sets[number], split, weights[number]) for number in sources]
             own_seed = derive_key(seed, "mixture from step", start) if start else seed
@@ -71,7 +73,8 @@ class Mixture:
                 Part(range(start, stop), sources, MixedStream(shares, seed=own_seed, **options))
             )
         num_samples = sum(
-            one.order.num_samples * one.order.augment_repeats for one in self.streams().values()
+            stream.order.num_samples * stream.order.augment_repeats
+            for stream in self.streams().values()
         )
         self._length: int = max(1, num_samples // options["global_batch_size"])
 
@@ -96,11 +99,11 @@ class Mixture:
         places = (
             (epoch * len(self) + step, epoch, step) for epoch, steps in spans for step in steps
         )
-        for part, own in itertools.groupby(places, lambda place: self.part_of(place[0])):
-            first = next(own)
+        for part, of_part in itertools.groupby(places, lambda place: self.part_of(place[0])):
+            first = next(of_part)
             with closing(part.mixed.batches(first[0] - part.steps.start)) as batches:
                 for (_, epoch, step), (_, batch) in zip(
-                    itertools.chain([first], own), batches, strict=False
+                    itertools.chain([first], of_part), batches, strict=False
                 ):
                     batch["id"] = batch["id"] + ID_OF_SET * np.array(part.sources)[batch["source"]]
                     yield epoch, step, batch
@@ -112,8 +115,8 @@ class Mixture:
         for at in range(epoch * len(self), (epoch + 1) * len(self)):
             part = self.part_of(at)
             for source, stream in part.streams():
-                own = divmod(at - part.steps.start, len(stream))
-                yield stream.order.batch(*own).ids + ID_OF_SET * source
+                place = divmod(at - part.steps.start, len(stream))
+                yield stream.order.batch(*place).ids + ID_OF_SET * source
 
     def state(self, epoch: int, step: int) -> list[dict[str, Any]]:
         """The state before a step: one for each set of each part."""

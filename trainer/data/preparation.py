@@ -15,7 +15,6 @@ def eval_spec(image: ImageConfig) -> ImageSpec:
     return ImageSpec(
         size=image.size_in_evaluation,
         crop=CenterCrop(image.eval_resize, image.eval_interpolation),
-        flip=False,
         background=backgrounds.parse(image.background),
         decoded_bytes=image.decoded_bytes,
         upright=image.upright,
@@ -30,7 +29,12 @@ def train_spec(image: ImageConfig) -> ImageSpec:
         "pad": PadCrop(image.pad),
         "center": evaluation.crop,
     }
-    return replace(evaluation, size=image.size, crop=crops[image.train_crop], flip=image.flip)
+    return replace(
+        evaluation,
+        size=image.size,
+        crop=crops[image.train_crop],
+        flip="device" if image.flip else False,
+    )
 
 
 def train_options(image: ImageConfig) -> dict[str, Any]:

@@ -143,15 +143,15 @@ def _training_sets(config: TrainConfig, loaded: LoadedSet, urls: Sequence[str]) 
     """
     sets = [load_once(url) for url in urls] or [loaded]
     names = _class_names(loaded)
-    for one in sets:
-        check_split("train_split", config.train_split, one)
-        others = _class_names(one)
+    for training_set in sets:
+        check_split("train_split", config.train_split, training_set)
+        others = _class_names(training_set)
         if others != names:
             which = sorted({*names} ^ {*others})[:5] or "in their order"
             raise ConfigError(
-                f"{one.storage.url} has other classes than {config.manifest} ({which}); the sets of"
-                " a mixture need the same classes in the same order: build them with the same class"
-                " names"
+                f"{training_set.storage.url} has other classes than {config.manifest} ({which});"
+                " the sets of a mixture need the same classes in the same order: build them with"
+                " the same class names"
             )
     return sets
 
@@ -174,7 +174,7 @@ def _stream_options(config: TrainConfig, host: int, num_hosts: int) -> dict[str,
 
 
 def _class_names(loaded: LoadedSet) -> tuple[str, ...]:
-    return tuple(one.name for one in loaded.manifest.classes)
+    return tuple(each.name for each in loaded.manifest.classes)
 
 
 def open_evaluation(config: TrainConfig, host: int, num_hosts: int) -> Data:

@@ -1,5 +1,5 @@
 """The model, its optimizer and what happens to a batch on the device."""
 
-from trainer.model.build import tiny_resnet
+from trainer.model.networks import tiny_resnet
 
 __all__ = ["tiny_resnet"]

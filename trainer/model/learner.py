@@ -5,9 +5,8 @@ offers.
 import copy
 import itertools
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,9 +15,10 @@ from torch.nn.functional import cross_entropy
 
 from shardset.order.permutation import derive_key
 from trainer.config import TrainConfig
-from trainer.data import rows
+from trainer.data import step_rows
+from trainer.data.step_rows import Seen
 from trainer.errors import CheckpointError, memory_errors
-from trainer.model import augment, build
+from trainer.model import batch_transforms, networks
 from trainer.model.losses import Partners, losses_of
 from trainer.run_folder.checkpoint_state import LearnerState
 from trainer.runtime.base import Runtime, TensorBatch
@@ -48,13 +48,11 @@ class Learner:
         # A checkpoint holds all weights, so none are downloaded again.
         fresh = config.model if state is None else replace(config.model, pretrained=None)
         sizes = {config.image.size, config.image.size_in_evaluation}
-        net = build.trainable(fresh, num_classes, config.seed, sizes)
-        self._normalize = augment.Normalize(config.image.mean, config.image.std)
+        net = networks.trainable(fresh, num_classes, config.seed, sizes)
+        self._normalize = batch_transforms.Normalize(config.image.mean, config.image.std)
         if config.sync_batch_norm:
             net = runtime.synchronize_norms(net)
         ema = copy.deepcopy(net) if config.regularize.ema_decay else None
-        if state is not None:
-            _load_weights(net, ema, state, config.model.name)
         self._scaler = GradScaler(runtime.device.type, enabled=runtime.precision == "fp16")
         guarded = memory_errors()
         to_device = guarded(runtime.module_to_device)
@@ -63,15 +61,11 @@ class Learner:
         self._eval_net = self.net if self._average is None else self._average
         self._averaged = _pairs_of_layers(self._eval_net, self.net)
         runtime.module_to_device(self._normalize)
-        self._optimizer = build.optimizer(
+        self._optimizer = networks.optimizer(
             config.optimizer, self.net, runtime.optimizer_options(config.optimizer.name)
         )
         if state is not None:
-            saved, names = state["optimizer"], _weight_names(self._optimizer, self.net)
-            kept = {number: saved[name] for number, name in enumerate(names) if name in saved}
-            _load_moments(self._optimizer, kept, state["optimizer_counters"])
-            if state["scaler"]:
-                self._scaler.load_state_dict(state["scaler"])
+            self._load(state)
         runtime.mark_replicated(self._tensors())
         runtime.accelerate({self.net, self._eval_net}, compile=config.compile, tf32=config.tf32)
         self._parallel = runtime.data_parallel(self.net)
@@ -79,24 +73,20 @@ class Learner:
         self._eval = guarded(runtime.compiled(self._eval_step, "evaluation step"))
 
     def train_step(
-        self, batch: TensorBatch, learning_rate: float, key: int, weight: float | None = None
+        self, batch: TensorBatch, learning_rate: float, key: int, weight: float
     ) -> torch.Tensor:
-        """One update; returns the step's row (see data/rows.py) on the device, for
+        """One update; returns the step's row (see step_rows.py) on the device, for
         `Runtime.fetch`.
 
         `batch` holds `image` uint8 [B, H, W, 3], `label` int64, `weight` float32, and maybe `flip`
         and `mix`. With `id` (see rows.ids_as_floats) the row has the samples of all replicas.
-        `weight` is the number of samples of the global batch, without
-        pads; None where one replica has all of it.
+        `weight` is the number of samples of the global batch, without pads.
         """
         self._parallel.train()
-        build.set_training(self.net, self._config.model)
+        networks.set_training(self.net, self._config.model)
         self._runtime.seed(key)
-        assert weight is not None or self._runtime.num_replicas == 1, (
-            "a replica does not know the weights of others"
-        )
-        total = None if weight is None else self._runtime.number(weight)
-        return self._train(batch, self._runtime.number(learning_rate), total)
+        number = self._runtime.number
+        return self._train(batch, number(learning_rate), number(weight))
 
     def eval_step(self, batch: TensorBatch) -> torch.Tensor:
         """The row of an evaluation step, for `Runtime.fetch`, with the averaged weights if the run
@@ -117,12 +107,12 @@ class Learner:
         """Weights, averaged weights and moments on the CPU: plain tensors that any strategy can
         load.
         """
-        names = _weight_names(self._optimizer, self.net)
+        names = self._weight_names()
         moments = self._optimizer.state_dict()["state"]
-        on_device: LearnerState = {
+        on_device = {
             "model": self.net.state_dict(),
             "ema": None if self._average is None else self._average.state_dict(),
-            "optimizer": {names[number]: own for number, own in moments.items()},
+            "optimizer": {names[number]: values for number, values in moments.items()},
             "optimizer_counters": {
                 name: value
                 for name, value in self._optimizer.param_groups[0].items()
@@ -130,8 +120,42 @@ class Learner:
             },
             "scaler": self._scaler.state_dict(),
         }
-        on_host: LearnerState = self._runtime.to_host(on_device)
-        return on_host
+        return self._runtime.to_host(on_device)
+
+    def _load(self, state: LearnerState) -> None:
+        """Takes what `state` gave earlier.
+
+        Raises CheckpointError for the weights of another model.
+        """
+        try:
+            self.net.load_state_dict(state["model"])
+            if self._average is not None:
+                # A checkpoint without averages: they start from its weights.
+                self._average.load_state_dict(state["ema"] or state["model"])
+        except RuntimeError as error:
+            reasons = textwrap.shorten(str(error), 300, placeholder=" ...")
+            raise CheckpointError(
+                f"the checkpoint's weights are not of this model, {self._config.model.name!r}:"
+                f" {reasons}; it has changed since, or give the --model that the run had"
+            ) from error
+        saved, counters = state["optimizer"], state["optimizer_counters"]
+        numbered = enumerate(self._weight_names())
+        groups = [
+            {**group, **copy.deepcopy(counters)}
+            for group in self._optimizer.state_dict()["param_groups"]
+        ]
+        moments = {number: saved[name] for number, name in numbered if name in saved}
+        self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        if state["scaler"]:
+            self._scaler.load_state_dict(state["scaler"])
+
+    def _weight_names(self) -> list[str]:
+        """Weights in the order in which the optimizer numbers them: those without weight decay come
+        first.
+        """
+        names = {id(parameter): name for name, parameter in self.net.named_parameters()}
+        groups = self._optimizer.param_groups
+        return [names[id(parameter)] for group in groups for parameter in group["params"]]
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         """All that lives on the device from step to step."""
@@ -143,9 +167,8 @@ class Learner:
                     yield value
 
     def _train_step(
-        self, batch: TensorBatch, rate: float | torch.Tensor, weight: float | torch.Tensor | None
+        self, batch: TensorBatch, rate: float | torch.Tensor, total: float | torch.Tensor
     ) -> torch.Tensor:
-        total = (batch["weight"] > 0).sum() if weight is None else weight
         # Every count-th sample, so that a part has as many of each device's samples.
         count = self._config.accumulate
         *parts, last = (
@@ -162,12 +185,9 @@ class Learner:
         self._runtime.update(self._optimizer, rate, self._scaler)
         if self._config.regularize.ema_decay:
             _average_in(self._averaged, self._config.regularize.ema_decay)
-        sums, outcomes = zip(*passes, strict=True)
-        return self._row(torch.stack(sums).sum(0), list(itertools.chain(*outcomes)))
+        return self._row(passes)
 
-    def _pass(
-        self, batch: TensorBatch, total: float | torch.Tensor
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def _pass(self, batch: TensorBatch, total: float | torch.Tensor) -> Seen:
         """Forward and backward of a part; the gradient belongs to the mean over all samples of all
         replicas.
         """
@@ -178,19 +198,22 @@ class Learner:
         # the whole batch.
         loss = (losses * batch["weight"]).sum() * self._runtime.num_replicas / total
         torch.autograd.backward(self._scaler.scale(loss))
-        return _seen(batch, losses.detach(), logits.detach())
+        return step_rows.seen(batch, losses.detach(), logits.detach())
 
-    def _row(self, sums: torch.Tensor, outcomes: list[torch.Tensor]) -> torch.Tensor:
-        return (
-            torch.cat([sums, self._runtime.of_all(torch.cat(outcomes)).flatten()])
-            if outcomes
-            else sums
-        )
+    def _row(self, passes: Sequence[Seen]) -> torch.Tensor:
+        """The row of a step (see step_rows.py): the sums of its passes, and the samples of all
+        replicas if asked.
+        """
+        sums = torch.stack([seen.sums for seen in passes]).sum(0)
+        samples = [seen.samples for seen in passes if seen.samples is not None]
+        if not samples:
+            return sums
+        return torch.cat([sums, self._runtime.of_all(torch.cat(samples)).flatten()])
 
     def _logits(self, net: nn.Module, images: torch.Tensor) -> torch.Tensor:
         with self._runtime.autocast():
             logits: torch.Tensor = net(images)
-        build.check_logits(logits, self._config.model.name, self._num_classes)
+        networks.check_logits(logits, self._config.model.name, self._num_classes)
         return logits.float()
 
     def _images(self, batch: TensorBatch) -> tuple[torch.Tensor, Partners | None]:
@@ -198,8 +221,10 @@ class Learner:
         if "mix" not in batch:
             return images, None
         repeats = self._config.image.augment_repeats
-        blend, own_share = augment.mixed(images, augment.partners(images, repeats), batch["mix"])
-        return blend, Partners(own_share, augment.partners(batch["label"], repeats))
+        blend, own_share = batch_transforms.mixed(
+            images, batch_transforms.partners(images, repeats), batch["mix"]
+        )
+        return blend, Partners(own_share, batch_transforms.partners(batch["label"], repeats))
 
     @torch.no_grad()
     def _eval_step(self, batch: TensorBatch) -> torch.Tensor:
@@ -207,17 +232,7 @@ class Learner:
         losses = cross_entropy(logits, batch["label"], reduction="none")
         # a view may weigh samples: that is for training
         once = (batch["weight"] > 0).to(batch["weight"].dtype)
-        return self._row(*_seen(batch | {"weight": once}, losses, logits))
-
-
-def _seen(
-    batch: TensorBatch, losses: torch.Tensor, logits: torch.Tensor
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The parts of the row of one pass (see data/rows.py): its sums, and its samples if asked."""
-    labels, best = batch["label"], logits.topk(min(5, logits.shape[1]), dim=1).indices
-    sums = rows.sums_of(losses, best, labels, batch["weight"])
-    asked = "id" in batch
-    return sums, [rows.samples_of(batch["id"], losses, best, labels)] if asked else []
+        return self._row([step_rows.seen(batch | {"weight": once}, losses, logits)])
 
 
 def step_key(seed: int, epoch: int, step: int) -> int:
@@ -245,38 +260,3 @@ def _pairs_of_layers(average: nn.Module, net: nn.Module) -> list[tuple[nn.Module
     places = {id(tensor): name.rpartition(".") for name, tensor in tensors.items()}
     paths = [(path, name) for path, _, name in places.values()]
     return [(average.get_submodule(path), net.get_submodule(path), name) for path, name in paths]
-
-
-def _load_weights(
-    net: nn.Module, average: nn.Module | None, state: LearnerState, name: str
-) -> None:
-    try:
-        net.load_state_dict(state["model"])
-        if average is not None:
-            # A checkpoint without averages: they start from its weights.
-            average.load_state_dict(state["ema"] or state["model"])
-    except RuntimeError as error:
-        reasons = textwrap.shorten(str(error), 300, placeholder=" ...")
-        raise CheckpointError(
-            f"the checkpoint's weights are not of this model, {name!r}: {reasons}; it has changed"
-            " since, or give the --model that the run had"
-        ) from error
-
-
-def _weight_names(optimizer: torch.optim.Optimizer, net: nn.Module) -> list[str]:
-    """Weights in the order in which the optimizer numbers them: those without weight decay come
-    first.
-    """
-    names = {id(parameter): name for name, parameter in net.named_parameters()}
-    return [
-        names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]
-    ]
-
-
-def _load_moments(
-    optimizer: torch.optim.Optimizer, moments: Mapping[int, Any], counters: dict[str, Any]
-) -> None:
-    groups = [
-        {**group, **copy.deepcopy(counters)} for group in optimizer.state_dict()["param_groups"]
-    ]
-    optimizer.load_state_dict({"state": dict(moments), "param_groups": groups})

@@ -32,13 +32,13 @@ def losses_of(
         if config.bce_threshold is not None:
             targets = targets.gt(config.bce_threshold).float()
         return binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
-    own = cross_entropy(logits, labels, reduction="none", label_smoothing=config.label_smoothing)
+    losses = cross_entropy(logits, labels, reduction="none", label_smoothing=config.label_smoothing)
     if partners is None:
-        return own
-    other = cross_entropy(
+        return losses
+    partner_losses = cross_entropy(
         logits, partners.labels, reduction="none", label_smoothing=config.label_smoothing
     )
-    return partners.own_share * own + (1 - partners.own_share) * other
+    return partners.own_share * losses + (1 - partners.own_share) * partner_losses
 
 
 def _one_class(labels: torch.Tensor, num_classes: int, smoothing: float) -> torch.Tensor:

@@ -5,6 +5,7 @@ and the images that they were trained on.
 import argparse
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from torch import nn
 from torch.serialization import safe_globals
 
 from shardset.decode.crops import INTERPOLATIONS
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, NotFound
 from shardset.prepared import JSON_ERRORS, prepared
 from shardset.settings import values_of
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
 from trainer.config import AUGMENTATION, SIDECAR, ImageConfig, ModelConfig
 from trainer.errors import UNREADABLE, first_line
 
@@ -54,10 +57,10 @@ def input_of(name: str, pretrained: str) -> dict[str, Any]:
 
     Raises ConfigError.
     """
-    facts = _facts_beside(pretrained)
-    if facts is not None:
-        image = values_of(facts.image).items()
-        return {f"image.{key}": value for key, value in image if key not in AUGMENTATION}
+    if pretrained != TIMM:
+        with suppress(NotFound):
+            image = values_of(facts_in(open_storage(str(Path(pretrained).parent))).image)
+            return {f"image.{key}": image[key] for key in image.keys() - AUGMENTATION}
     if not timm.is_model(name):
         return {}
     cfg: Any = timm.get_pretrained_cfg(name)
@@ -66,15 +69,15 @@ def input_of(name: str, pretrained: str) -> dict[str, Any]:
             f"timm has no weights of {name!r}; leave --pretrained out, or give it a file"
         )
     resolve: Any = resolve_data_config  # has no types
-    known: dict[str, Any] = resolve({}, pretrained_cfg=cfg.to_dict())
-    size = int(known["input_size"][-1])
-    interpolation = known["interpolation"]
+    facts: dict[str, Any] = resolve({}, pretrained_cfg=cfg.to_dict())
+    size = int(facts["input_size"][-1])
+    interpolation = facts["interpolation"]
     return {
         "image.size": size,
-        "image.eval_resize": math.floor(size / known["crop_pct"]),
+        "image.eval_resize": math.floor(size / facts["crop_pct"]),
         "image.eval_interpolation": interpolation if interpolation in INTERPOLATIONS else "area",
-        "image.mean": tuple(known["mean"]),
-        "image.std": tuple(known["std"]),
+        "image.mean": tuple(facts["mean"]),
+        "image.std": tuple(facts["std"]),
     }
 
 
@@ -101,16 +104,16 @@ def load_file(model: nn.Module, path: str) -> None:
 
     Raises ConfigError.
     """
-    own = model.state_dict()
+    state = model.state_dict()
     layers = heads_of(model, type(model).__name__) if hasattr(model, "get_classifier") else []
     heads = tuple(f"{name}." for name, module in model.named_modules() if module in layers)
     weights = _without_prefix(
-        _weights_in(path), [name for name in own if not name.startswith(heads)]
+        _weights_in(path), [name for name in state if not name.startswith(heads)]
     )
     wanted = {
         name: value
         for name, value in weights.items()
-        if not (name in own and name.startswith(heads) and value.shape != own[name].shape)
+        if not (name in state and name.startswith(heads) and value.shape != state[name].shape)
     }
     try:
         left = model.load_state_dict(wanted, strict=False)
@@ -133,9 +136,9 @@ def heads_of(model: Any, name: str) -> list[nn.Module]:
 
     Raises ConfigError if it does not name them.
     """
-    found = model.get_classifier() if hasattr(model, "get_classifier") else ()
-    layers = found if isinstance(found, tuple) else (found,)
-    heads = [one for one in layers if isinstance(one, nn.Module) and any(one.state_dict())]
+    classifier = model.get_classifier() if hasattr(model, "get_classifier") else ()
+    layers = classifier if isinstance(classifier, tuple) else (classifier,)
+    heads = [layer for layer in layers if isinstance(layer, nn.Module) and any(layer.state_dict())]
     if not heads:
         raise ConfigError(
             f"model {name!r} does not say which layer is its last; give it a method"
@@ -144,33 +147,30 @@ def heads_of(model: Any, name: str) -> list[nn.Module]:
     return heads
 
 
-def _facts_beside(weights: str) -> ModelFacts | None:
-    """What `export` wrote next to weights; None without it.
+def facts_in(folder: Storage) -> ModelFacts:
+    """What `export` wrote next to weights.
 
-    Raises ConfigError for a file that it can't have written.
+    Raises NotFound without it, ConfigError for a file that it can't have written.
     """
-    path = Path(weights).with_name(SIDECAR)
-    if weights == TIMM or not path.is_file():
-        return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ModelFacts)
-    except (OSError, *JSON_ERRORS) as error:
+        return msgspec.json.decode(folder.read(SIDECAR), type=ModelFacts)
+    except JSON_ERRORS as error:
         raise ConfigError(
-            f"{path}: not what `export` writes ({error}); export the model again, or move a"
-            " file of another program away"
+            f"{folder.url}/{SIDECAR}: not what `export` writes ({error}); export the model again,"
+            " or move a file of another program away"
         ) from error
 
 
 def _weights_in(path: str) -> dict[str, torch.Tensor]:
     try:
         if path.endswith(".safetensors"):
-            found: Any = load_safetensors(path)
+            content: Any = load_safetensors(path)
         else:
             with safe_globals([argparse.Namespace]):  # the arguments of timm and torchvision
-                found = torch.load(path, map_location="cpu", weights_only=True)
-        key = next((key for key in KEYS if isinstance(found.get(key), dict)), None)
+                content = torch.load(path, map_location="cpu", weights_only=True)
+        key = next((key for key in KEYS if isinstance(content.get(key), dict)), None)
         clean: Any = clean_state_dict  # knows one type of values only
-        weights: dict[str, Any] = clean(found if key is None else found[key])
+        weights: dict[str, Any] = clean(content if key is None else content[key])
     except FileNotFoundError as error:
         raise ConfigError(f"--pretrained {path}: no such file, and not `timm`") from error
     except (*UNREADABLE, SafetensorError) as error:

@@ -12,9 +12,11 @@ written since is never replaced or deleted.
 
 import fcntl
 import glob
+import io
 import os
 import re
 import tempfile
+import textwrap
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,15 +26,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from shardset.errors import ConfigError, DamagedShard, NotFound
 from shardset.prepared import JSON_ERRORS, prepared
 from shardset.storage.base import ABSENT, Storage, try_to_delete
-from shardset.storage.checked import facts_of, read_object, read_small
+from shardset.storage.checked import facts_of, read_object
 from shardset.storage.open import open_storage
 from shardset.stream.world import num_local_processes
-from trainer.errors import CheckpointError, NotFinite, RunTaken
-from trainer.run_folder.checkpoint_state import CheckpointState, decode, encode
+from trainer.errors import UNREADABLE, CheckpointError, NotFinite, RunTaken
+from trainer.run_folder.checkpoint_state import CheckpointState
 from trainer.run_folder.lock import UNRIVALLED, RunLock
 from trainer.run_folder.names import CHECKPOINTS, COMMIT, folder_of, step_of, steps, steps_among
 
@@ -70,19 +73,17 @@ class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
 # --- reading --------------------------------------------------------------------------------------
 
 
-def commits(storage: Storage, warn: Callable[[str], None] = lambda text: None) -> list[CommitMark]:
-    """The commit marks in a run folder, oldest first.
+def commits(
+    storage: Storage,
+    warn: Callable[[str], None] = lambda text: None,
+    among: Iterable[int] | None = None,
+) -> list[CommitMark]:
+    """The commit marks in a run folder, or those of some steps, oldest first.
 
     Warns about a damaged mark and leaves it out.
     """
-    return _commits_at(storage, steps(storage), warn)
-
-
-def _commits_at(
-    storage: Storage, among: Iterable[int], warn: Callable[[str], None] = lambda text: None
-) -> list[CommitMark]:
     marks = []
-    for step in among:
+    for step in steps(storage) if among is None else among:
         try:
             marks.append(_read_commit(storage, folder_of(step) + COMMIT))
         except CheckpointError as error:
@@ -107,7 +108,7 @@ def read(storage: Storage, commit: CommitMark, folder: str | None = None) -> Che
         ) from error
     except DamagedShard as error:
         raise CheckpointError(str(error)) from error
-    return decode(data, where)
+    return state_from_bytes(data, where)
 
 
 def _stored_bytes(storage: Storage, name: str, commit: CommitMark) -> bytes:
@@ -148,7 +149,7 @@ def newest(
     damaged.
     """
     existing = steps(storage)
-    for commit in reversed(_commits_at(storage, existing, warn)):
+    for commit in reversed(commits(storage, warn, existing)):
         try:
             return commit, read(storage, commit)
         except CheckpointError as error:
@@ -201,21 +202,44 @@ def chosen(storage: Storage) -> tuple[CommitMark, CheckpointState]:
 
 def _read_commit(storage: Storage, name: str) -> CommitMark:
     """Raises CheckpointError for a damaged mark, ConfigError for a format of another version."""
-    data = read_small(storage, name)
+    data = storage.read(name)
     try:
-        found = msgspec.json.decode(data, type=_AnyFormat).format
-        commit = msgspec.json.decode(data, type=CommitMark) if found == FORMAT else None
+        version = msgspec.json.decode(data, type=_AnyFormat).format
+        commit = msgspec.json.decode(data, type=CommitMark) if version == FORMAT else None
     except JSON_ERRORS as error:
         raise CheckpointError(f"{storage.url}/{name}: not a commit mark ({error})") from error
     # Not a CheckpointError: the checkpoint would be skipped as damaged, and deleted by a run that
     # continues without it.
     if commit is None:
         raise ConfigError(
-            f"{storage.url}/{name}: a checkpoint of format {found}, this version of shardset reads"
-            f" format {FORMAT}; continue with the version that wrote it, or start again in another"
-            " --run-dir"
+            f"{storage.url}/{name}: a checkpoint of format {version}, this version of shardset"
+            f" reads format {FORMAT}; continue with the version that wrote it, or start again in"
+            " another --run-dir"
         )
     return commit
+
+
+def state_to_bytes(state: CheckpointState) -> bytes:
+    """The bytes of a state file."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def state_from_bytes(data: bytes, where: str) -> CheckpointState:
+    """The state in those bytes, on the CPU. Raises CheckpointError for another file; runs no code
+    that is in it.
+    """
+    try:
+        state: CheckpointState = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        if not isinstance(state, dict) or not isinstance(state.get("identity"), dict):
+            raise ValueError("it holds no dict with the identity of a run")
+    except UNREADABLE as error:
+        reason = textwrap.shorten(str(error) or type(error).__name__, 300, placeholder=" ...")
+        raise CheckpointError(
+            f"{where}: not a checkpoint ({reason}); resume from another one"
+        ) from error
+    return state
 
 
 # --- resuming -------------------------------------------------------------------------------------
@@ -230,17 +254,17 @@ def find_checkpoint(
     Raises ConfigError if this would mix two runs, or take a run back to an earlier step in its own
     folder.
     """
-    found = newest(folder, note)
-    if resume == "never" and found is not None:
+    last = newest(folder, note)
+    if resume == "never" and last is not None:
         raise ConfigError(
-            f"{folder.url} holds a run up to step {found[0].step}; --resume never would mix two"
+            f"{folder.url} holds a run up to step {last[0].step}; --resume never would mix two"
             " runs; take another --run-dir, or --resume auto"
         )
     if resume in ("auto", "never"):
-        return None if found is None else (folder.url, found[1])
-    if found is None:
+        return None if last is None else (folder.url, last[1])
+    if last is None:
         return resume, at(open_storage(resume), note)[1]
-    url, step = open_storage(resume).url, found[0].step
+    url, step = open_storage(resume).url, last[0].step
     if not f"{url}/".startswith(f"{folder.url}/"):
         note(f"{folder.url} already has checkpoints: it resumes from them, not from {resume}")
     elif f"{url}/" not in (f"{folder.url}/", f"{folder.url}/{folder_of(step)}"):
@@ -248,7 +272,7 @@ def find_checkpoint(
             f"{folder.url} holds a run up to step {step}, so it can't resume from {url}, whose"
             " steps come before; take another --run-dir"
         )
-    return folder.url, found[1]
+    return folder.url, last[1]
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -325,8 +349,20 @@ class CheckpointWriter:
 
         The state of an earlier save of this step stays.
         """
-        _check_weights(state)
-        data = encode(state)
+        # An update can spoil the weights although its loss was finite. Every run resumed from them
+        # would fail.
+        weights = [*state["model"].items(), *(state.get("ema") or {}).items()]
+        bad = [
+            name
+            for name, value in weights
+            if value.is_floating_point() and not value.isfinite().all()
+        ]
+        if bad:
+            raise NotFinite(
+                f"{len(bad)} weights of step {state['step']} are not finite, {bad[0]!r} first;"
+                " lower the learning rate, or clip gradients with --set regularize.clip_norm=1"
+            )
+        data = state_to_bytes(state)
         num_bytes, crc32c = facts_of(data)
         folder, name = folder_of(state["step"]), new_state_name()
         self._lock.keep()
@@ -368,21 +404,21 @@ class CheckpointWriter:
         """
         # One listing for what is kept and what is not: an outdated second one would doom what it
         # lacks.
-        found = {stat.name: stat.generation for stat in self._storage.list(CHECKPOINTS)}
-        marks = _commits_at(self._storage, steps_among(found))
+        generations = {stat.name: stat.generation for stat in self._storage.list(CHECKPOINTS)}
+        marks = commits(self._storage, among=steps_among(generations))
         states = {folder_of(mark.step) + mark.state: mark for mark in marks}
-        whole = [mark for name, mark in states.items() if name in found]
+        whole = [mark for name, mark in states.items() if name in generations]
         kept = {mark.step for mark in [*whole[-self._keep :], *filter(None, [best(whole)])]}
-        own = [name for name in found if step_of(name) is not None]
-        unmarked = {name for name in own if _STATE.fullmatch(name) and name not in states}
-        doomed = [name for name in own if step_of(name) not in kept or name in unmarked]
+        files = [name for name in generations if step_of(name) is not None]
+        unmarked = {name for name in files if _STATE.fullmatch(name) and name not in states}
+        doomed = [name for name in files if step_of(name) not in kept or name in unmarked]
         # Commit marks first: a kill in between leaves a state without a mark, never the reverse.
         stuck = set[int | None]()
         for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT)):
             if step_of(name) in stuck:
                 continue
             self._lock.confirm()
-            if error := try_to_delete(self._storage, name, generation=found[name]):
+            if error := try_to_delete(self._storage, name, generation=generations[name]):
                 stuck.add(step_of(name))
                 if not self._has_told_of_kept:
                     self._has_told_of_kept = True
@@ -398,17 +434,3 @@ def new_state_name() -> str:
     step again.
     """
     return f"state-{uuid.uuid4().hex[:12]}.pt"
-
-
-def _check_weights(state: CheckpointState) -> None:
-    # An update can spoil the weights although its loss was finite. Every run resumed from them
-    # would fail.
-    weights = [*state["model"].items(), *(state.get("ema") or {}).items()]
-    bad = [
-        name for name, value in weights if value.is_floating_point() and not value.isfinite().all()
-    ]
-    if bad:
-        raise NotFinite(
-            f"{len(bad)} weights of step {state['step']} are not finite, {bad[0]!r} first; lower"
-            " the learning rate, or clip gradients with --set regularize.clip_norm=1"
-        )

@@ -2,14 +2,8 @@
 run.
 """
 
-import io
-import textwrap
 from dataclasses import dataclass, fields, replace
 from typing import Any
-
-import torch
-
-from trainer.errors import UNREADABLE, CheckpointError
 
 LearnerState = dict[str, Any]
 """What a learner of any strategy can resume from: weights (`model`), averaged weights (`ema`) and
@@ -20,29 +14,6 @@ CheckpointState = dict[str, Any]
 """The state of a learner, the Position of its run, and `seen`, the SampleDigest of the epoch so
 far.
 """
-
-
-def encode(state: LearnerState) -> bytes:
-    """The bytes of a state file."""
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
-
-
-def decode(data: bytes, where: str) -> CheckpointState:
-    """The state in those bytes, on the CPU. Raises CheckpointError for another file; runs no code
-    that is in it.
-    """
-    try:
-        state: CheckpointState = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        if not isinstance(state, dict) or not isinstance(state.get("identity"), dict):
-            raise ValueError("it holds no dict with the identity of a run")
-    except UNREADABLE as error:
-        reason = textwrap.shorten(str(error) or type(error).__name__, 300, placeholder=" ...")
-        raise CheckpointError(
-            f"{where}: not a checkpoint ({reason}); resume from another one"
-        ) from error
-    return state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

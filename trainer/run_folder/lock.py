@@ -126,11 +126,6 @@ def this_process() -> Holder:
     )
 
 
-def run_lock_of(storage: Storage, token: str) -> RunLock:
-    """The lock of a run folder that the first host of this run holds, as another host sees it."""
-    return SeenLease(storage, token) if storage.is_remote else UNRIVALLED
-
-
 def _locked_folder(folder: Path) -> RunLock:
     """A lock on the file `holder.json`, which remains when the lock is gone.
 

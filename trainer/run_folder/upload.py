@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shardset.errors import NotFound, ShardsetError, TransientError
 from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
-from shardset.storage.open import open_storage
+from shardset.storage.local import LocalStorage
 from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.errors import RunTaken
@@ -31,11 +31,11 @@ class RunFolder:
     """
 
     def __init__(self, storage: Storage, host: int = 0, lock: RunLock = UNRIVALLED) -> None:
-        self._host, self._lock = host, lock
+        self._lock = lock
         self.storage = storage.on_retry(lock.keep)
         self._is_remote = storage.is_remote
         self.local = Path(tempfile.mkdtemp(prefix="run-") if self._is_remote else storage.url)
-        self._files = open_storage(str(self.local))
+        self._files = LocalStorage(str(self.local.absolute()))
         (self.local / LOGS).mkdir(parents=True, exist_ok=True)
         self._sent: dict[Path, tuple[int, int]] = {}
         self._error: ShardsetError | None = None
@@ -56,12 +56,9 @@ class RunFolder:
     def write_records(
         self, config: TrainConfig | None, order: str | None, classes: Sequence[str]
     ) -> None:
-        """Writes config, order and classes of a run that was accepted, on the first host.
-
-        None keeps the recorded config.
+        """Writes config, order and classes of a run that was accepted; None keeps the recorded
+        config.
         """
-        if self._host != 0:
-            return
         if config is not None:
             self.write(configs.RECORD, configs.to_json(configs.from_anywhere(config)) + "\n")
         if order is not None:
@@ -103,9 +100,9 @@ class RunFolder:
             self._error = None
             # Looks at the files before reading them: if one grows meanwhile, the next copy sends it
             # again.
-            files = {
-                path: _version(path) for path in sorted(self.local.rglob("[!.]*")) if path.is_file()
-            }
+            paths = filter(Path.is_file, sorted(self.local.rglob("[!.]*")))
+            stats = {path: path.stat() for path in paths}
+            files = {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
             changed = [path for path in files if self._sent.get(path) != files[path]]
             num_bytes = sum(files[path][0] for path in changed)
             self.pause_s = max(UPLOAD_EVERY_S, num_bytes / UPLOAD_BYTES_PER_S)
@@ -132,8 +129,3 @@ class RunFolder:
                     # fare the same.
                     if isinstance(self._error, TransientError | RunTaken):
                         return
-
-
-def _version(path: Path) -> tuple[int, int]:
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns

@@ -5,7 +5,6 @@ agree. The training loop knows none of that. What a method does here suits one p
 plain PyTorch. Each kind of device and of group has a subclass in a module of its own.
 """
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
-from torch.utils._pytree import tree_map_only
 
 from shardset.errors import ConfigError
 from trainer.config import Precision
@@ -56,8 +54,6 @@ class Runtime:
     """Whether this is a Compute Engine machine, which announces its preemption."""
     steps_block = True
     """Whether the device has computed a step when the step returns."""
-    platform: str | None = None
-    """What PJRT calls the devices, such as TPU; None for a back end without it."""
     host: int = 0
     num_hosts: int = 1
     num_replicas: int = 1
@@ -71,7 +67,6 @@ class Runtime:
                 " scale gradients, which float16 needs; use --precision bf16 or fp32"
             )
         self.heartbeat = HeartbeatClient()
-        self._busy_s = 0.0
         self._profiler: Any = None
         self._own_place: torch.Tensor | None = None
 
@@ -136,13 +131,9 @@ class Runtime:
         """
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
-    def to_host(self, tree: Any) -> Any:
-        """A copy of nested dicts, lists and tensors with every tensor on the CPU, in memory of its
-        own.
-        """
-        return tree_map_only(
-            torch.Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), tree
-        )
+    def to_host(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A copy of a state with every tensor on the CPU, in memory of its own."""
+        return {name: copied(value) for name, value in state.items()}
 
     def mark_replicated(self, tensors: Iterable[torch.Tensor]) -> None:
         """Declares that every replica holds a full copy of these device tensors for
@@ -195,15 +186,8 @@ class Runtime:
     # --- stepping ---------------------------------------------------------------------------------
 
     def compiled(self, step: Step, name: str) -> Step:
-        """The step, timed, and compiled if the back end compiles."""
-
-        def timed(*args: Any) -> torch.Tensor:
-            start = time.perf_counter()
-            result = step(*args)
-            self._busy_s += time.perf_counter() - start
-            return result
-
-        return timed
+        """The step, compiled if the back end compiles."""
+        return step
 
     def seed(self, key: int) -> None:
         """Seeds the randomness inside the model, such as dropout, from the key and the replica
@@ -287,9 +271,15 @@ class Runtime:
         answer = self.any_host(flag)
         return lambda: answer
 
-    def gather_texts(self, text: str) -> list[str]:
-        """The texts of all processes by host. Every process must call it."""
-        return [text]
+    def text_of_master(self, text: str) -> str:
+        """The text of the first process. Every process must call it.
+
+        As sums of bytes: no other exchange works for every strategy. Under SPMD torch_xla's
+        `rendezvous` and `all_gather` know one host, and there is no group of torch.distributed.
+        """
+        data = text.encode() if self.is_master else b""
+        [num_bytes] = self.sum_hosts([len(data)])
+        return bytes(self.sum_hosts(list(data.ljust(num_bytes, b"\0")))).decode()
 
     def broadcast_buffers(self, module: nn.Module) -> None:
         """Copies the buffers (BatchNorm statistics) of replica 0 to every replica."""
@@ -309,11 +299,6 @@ class Runtime:
     def compilations(self) -> int:
         """The number of graphs that this process has compiled."""
         return 0
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds that the device has spent on steps, up to the last fetch."""
-        return self._busy_s
 
     def start_trace(self, folder: Path) -> None:
         """Starts a profile."""
@@ -336,6 +321,15 @@ class Single(Runtime):
 def replica_key(key: int, replica: int) -> int:
     """A replica's own random key, 63 bits."""
     return (key >> 1) ^ replica
+
+
+def copied(tree: Any) -> Any:
+    """Nested dicts, lists and tuples with a copy of each tensor on the CPU."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().to("cpu", copy=True)
+    if isinstance(tree, dict):
+        return {name: copied(value) for name, value in tree.items()}
+    return type(tree)(map(copied, tree)) if isinstance(tree, list | tuple) else tree
 
 
 def moved(module: nn.Module, device: torch.device) -> nn.Module:

@@ -5,7 +5,6 @@ during the computation.
 import getpass
 import importlib.util
 import os
-import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,9 +14,6 @@ from torch import nn
 from trainer.config import Precision
 from trainer.runtime.base import Single, Step, TensorBatch
 from trainer.runtime.machine import check_precision
-
-NUM_BUFFERS = 3
-"""Batches that pinned memory holds: one is filled while the copies of others run."""
 
 
 def set_flags(*, tf32: bool) -> None:
@@ -47,17 +43,14 @@ class CopiedBatch(dict[str, torch.Tensor]):
 
 class PinnedCopies:
     """Copies batches to a CUDA device, and the rows of steps back, on separate streams during
-    the steps.
+    the steps, none of which waits on the host.
 
-    Batches go through pinned memory that is allocated once. No step waits on the host. The thread
-    that copies batches does only where all buffers are in flight.
+    Batches go through pinned memory, which torch keeps, and reuses when its copies are done.
     """
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
         self._device, self._cuda = device, cuda  # its streams and events are not typed
         self._stream, self._reads = cuda.Stream(device), cuda.Stream(device)
-        self._buffers = [CopiedBatch() for _ in range(NUM_BUFFERS)]  # free after `copied`
-        self._lock = threading.Lock()  # training and evaluation have a thread each
 
     def start(self, batch: TensorBatch) -> CopiedBatch:
         """The batch on the device once its copies are done.
@@ -67,18 +60,9 @@ class PinnedCopies:
         # The thread that copies begins on device 0, to which leaving the stream would return: a
         # context for nothing.
         self._cuda.set_device(self._device)
-        with self._lock, self._cuda.stream(self._stream):
-            buffers = self._buffers.pop(0)
-            self._buffers.append(buffers)
-            if buffers.copied is not None:
-                buffers.copied.synchronize()
-            copies = CopiedBatch()
-            for name, tensor in batch.items():
-                pinned = buffers.get(name)
-                if pinned is None or (pinned.shape, pinned.dtype) != (tensor.shape, tensor.dtype):
-                    pinned = buffers[name] = self._pinned_like(tensor)
-                copies[name] = self._copy(pinned.copy_(tensor))
-            copies.copied = buffers.copied = self._cuda.Event()
+        with self._cuda.stream(self._stream):
+            copies = CopiedBatch((name, self._copy(tensor)) for name, tensor in batch.items())
+            copies.copied = self._cuda.Event()
             copies.copied.record(self._stream)
             return copies
 
@@ -95,11 +79,8 @@ class PinnedCopies:
             self._reads.wait_event(done)
             return torch.stack(list(rows)).cpu()
 
-    def _pinned_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-
-    def _copy(self, pinned: torch.Tensor) -> torch.Tensor:
-        return pinned.to(self._device, non_blocking=True)
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def _keep(self, tensor: torch.Tensor, stream: Any) -> None:
         """Keeps the allocator from reusing the tensor, which is of the stream that copies, before
@@ -120,8 +101,8 @@ class Cuda(Single):
         capability = torch.cuda.get_device_capability(self.device)
         check_precision(precision, capability, torch.cuda.get_device_name(self.device))
         self._copies = PinnedCopies(self.device)
-        # the events around a step, by the id of its row
-        self._spans: dict[int, tuple[Any, Any]] = {}
+        # the events of the ends of steps, by the ids of their rows
+        self._ends: dict[int, Any] = {}
 
     def _find_device(self) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device())
@@ -152,22 +133,15 @@ class Cuda(Single):
         return super().optimizer_options(name)
 
     def compiled(self, step: Step, name: str) -> Step:
-        make_event: Any = torch.cuda.Event  # its constructor is not typed
-
-        def timed(batch: TensorBatch, *args: Any) -> torch.Tensor:
+        def noted(batch: TensorBatch, *args: Any) -> torch.Tensor:
             if isinstance(batch, CopiedBatch):
                 self._copies.wait(batch)
-            start, stop = (make_event(enable_timing=True) for _ in range(2))
-            start.record()
             result = step(batch, *args)
-            stop.record()
-            self._spans[id(result)] = start, stop
+            self._ends[id(result)] = torch.cuda.current_stream().record_event()
             return result
 
-        return timed
+        return noted
 
     def _read(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        spans = [self._spans.pop(id(row)) for row in rows]
-        fetched = self._copies.read(rows, spans[-1][1])
-        self._busy_s += sum(start.elapsed_time(stop) for start, stop in spans) / 1000
-        return fetched
+        *_, end = (self._ends.pop(id(row)) for row in rows)
+        return self._copies.read(rows, end)

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import Store, TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 from shardset.errors import ConfigError
-from shardset.stream.world import gather, num_local_processes
+from shardset.stream.world import num_local_processes
 from trainer.config import Precision
 from trainer.errors import PeerLost, first_line
 from trainer.runtime import torchtpu
@@ -114,12 +113,6 @@ class Ddp(Runtime):
             return list(values)
         return self.sum_replicas(torch.tensor(list(values), dtype=torch.int64)).tolist()
 
-    def gather_texts(self, text: str) -> list[str]:
-        if self.num_hosts == 1:
-            return [text]
-        with self._peer_errors():
-            return gather(text, self.num_hosts)
-
     def broadcast_buffers(self, module: nn.Module) -> None:
         with self._peer_errors():
             for buffer in module.buffers():
@@ -130,13 +123,19 @@ class Ddp(Runtime):
             return None
         try:
             if self.is_master:
-                host = "127.0.0.1" if self._is_one_machine() else ""
+                master = os.environ["MASTER_ADDR"]
+                is_local = master in ("localhost", "127.0.0.1", "::1")
+                on_one_machine = is_local or num_local_processes() == self.num_hosts
+                host = "127.0.0.1" if on_one_machine else ""
                 address = Address(host, 0, secrets.token_hex(16))
-                own = exits.enter_context(HeartbeatServer(address, self.heartbeat.timing)).address
-                known = own._replace(host=host or os.environ["MASTER_ADDR"])
-                self._store.set(SERVER_KEY, json.dumps(known))
+                bound = exits.enter_context(HeartbeatServer(address, self.heartbeat.timing)).address
+                published = bound._replace(host=host or master)
+                self._store.set(SERVER_KEY, json.dumps(published))
             else:
-                known = find_server(self._published, self.heartbeat.timing)
+                published = find_server(
+                    lambda: Address(*json.loads(self._store.get(SERVER_KEY))),
+                    self.heartbeat.timing,
+                )
         except RuntimeError as error:
             raise PeerLost(
                 "the process of RANK 0 ended at its start, or does not answer at port"
@@ -145,18 +144,11 @@ class Ddp(Runtime):
             ) from error
         # torchrun keeps its store over restarts, and its count of them differs between machines.
         # The token is new in each start of RANK 0, and known to those who start with it.
-        self._store = dist.PrefixStore(known.token, self._store)
-        return known
-
-    def _published(self) -> Address:
-        return Address(*json.loads(self._store.get(SERVER_KEY)))
-
-    def _is_one_machine(self) -> bool:
-        is_local = os.environ["MASTER_ADDR"] in ("localhost", "127.0.0.1", "::1")
-        return is_local or num_local_processes() == self.num_hosts
+        self._store = dist.PrefixStore(published.token, self._store)
+        return published
 
     @functools.cached_property
-    def _store(self) -> Store:
+    def _store(self) -> dist.Store:
         """The store through which the ddp processes find each other.
 
         RANK 0 opens it unless torchrun has done so.
@@ -166,7 +158,7 @@ class Ddp(Runtime):
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         patience = datetime.timedelta(seconds=timing.grace_s if is_server else timing.join_s)
         try:
-            store = TCPStore(
+            store = dist.TCPStore(
                 host, port, is_master=is_server, timeout=patience, wait_for_workers=False
             )
         except (RuntimeError, ValueError) as error:

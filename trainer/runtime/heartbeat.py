@@ -95,8 +95,11 @@ class HeartbeatServer:
     """
 
     def __init__(self, address: Address, timing: HeartbeatTiming = TIMING) -> None:
+        # One IPv6 socket takes IPv4 connections too, whichever of the two the hosts use.
+        dual = address.host == "" and socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
         try:
-            self._server = _listen(address)
+            self._server = socket.create_server(address[:2], family=family, dualstack_ipv6=dual)
         except OSError as error:
             raise ConfigError(
                 f"can't listen on port {address.port} for heartbeats ({error}); does another"
@@ -188,8 +191,6 @@ class HeartbeatServer:
 class HeartbeatClient:
     """The side of a process; does nothing until `start`.
 
-    Leaving the context tells the server how the process ends.
-
     `on_loss` is called with a sentence when another process is lost, on another thread.
     """
 
@@ -200,12 +201,6 @@ class HeartbeatClient:
         self._loss: str | None = None
         self._is_lost, self._has_left = threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.leave(error)
 
     def start(self, address: Address, host: int, num_hosts: int) -> None:
         """Connects to the server as process `host` of `num_hosts`."""
@@ -332,13 +327,6 @@ def _no_way(address: Address, timing: HeartbeatTiming, reason: str) -> str:
         " over which the processes send heartbeats: see there whether the run ended, or allow this"
         " TCP port between the hosts"
     )
-
-
-def _listen(address: Address) -> socket.socket:
-    # One IPv6 socket takes IPv4 connections too, whichever of the two the hosts use.
-    if address.host == "" and socket.has_dualstack_ipv6():
-        return socket.create_server(address[:2], family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(address[:2])
 
 
 def _send(connection: socket.socket, message: Message) -> None:

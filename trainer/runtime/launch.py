@@ -17,7 +17,7 @@ import torch.distributed as dist
 from shardset.errors import ConfigError
 from trainer.config import Precision, Strategy, TrainConfig
 from trainer.errors import PeerLost
-from trainer.runtime import cuda, torchtpu, xla
+from trainer.runtime import cuda, machine, torchtpu, xla
 from trainer.runtime.base import Runtime, Single
 from trainer.runtime.distributed import CudaDdp, Ddp, TpuDdp
 from trainer.runtime.heartbeat import (
@@ -26,7 +26,6 @@ from trainer.runtime.heartbeat import (
     Address,
     HeartbeatServer,
 )
-from trainer.runtime.machine import REFUSED
 from trainer.runtime.preemption import relay
 
 Worker = Callable[[Runtime, TrainConfig], None]
@@ -46,7 +45,7 @@ def launch(config: TrainConfig, worker: Worker) -> None:
 
     Raises ConfigError if the strategy can't run here.
     """
-    for name in REFUSED:
+    for name in machine.REFUSED:
         if name in os.environ:
             raise ConfigError(
                 f"{name} is set: torch_xla no longer reads it; use --precision bf16, and unset it"
@@ -96,7 +95,8 @@ def started(strategy: str, config: TrainConfig) -> Iterator[Runtime]:
         )
         runtime = exits.enter_context(running(strategy, config.precision))
         address = runtime.heartbeat_address(exits)
-        exits.enter_context(runtime.heartbeat)  # from here on the loss of one process ends all
+        # from here on the loss of one process ends all
+        exits.push(lambda kind, error, trace: runtime.heartbeat.leave(error))
         if address is not None:
             runtime.heartbeat.start(address, runtime.host, runtime.num_hosts)
         runtime.connect(config.stall_timeout_s)
@@ -139,8 +139,10 @@ def _launch_replicas(config: TrainConfig, worker: Worker) -> None:
             " replicas on the CPU wait for each other for ever; use --strategy spmd, or unset"
             " CPU_NUM_DEVICES"
         )
-    workers, own = xla.tpu_workers() if device == "TPU" else (["127.0.0.1"], 0)
-    with tempfile.TemporaryDirectory() as folder, watched_launcher(workers, own):
+    workers, number = machine.tpu_workers() if device == "TPU" else ([], 0)
+    if len(workers) < 2:
+        workers = ["127.0.0.1"]
+    with tempfile.TemporaryDirectory() as folder, watched_launcher(workers, number):
         relay(Path(folder) / "asked to stop")
         # Not an ignored SIGINT, as in the background of a script.
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -155,13 +157,13 @@ def run_replica(index: int, worker: Worker, config: TrainConfig) -> None:
 
 
 @contextmanager
-def watched_launcher(workers: Sequence[str], own: int) -> Iterator[None]:
+def watched_launcher(workers: Sequence[str], number: int) -> Iterator[None]:
     """Starts the heartbeat server on the first worker, to which the replicas of every worker
     connect. The loss of one ends all of them.
     """
     port = PORT
     with ExitStack() as exits:
-        if own == 0:
+        if number == 0:
             address = Address("", port) if len(workers) > 1 else Address(workers[0], 0)
             port = exits.enter_context(HeartbeatServer(address)).address.port
         os.environ[xla.HEARTBEAT_ADDRESS] = f"{workers[0]}:{port}"

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sysconfig
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from shardset.stream.world import num_local_processes
 from trainer.config import Precision
 
 CGROUP = Path("/sys/fs/cgroup")
+METADATA_SERVER = "169.254.169.254"
+METADATA_TIMEOUT_S = 1.0
 REFUSED = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
 """Environment variables of older tutorials."""
 
@@ -61,6 +64,38 @@ def machine() -> Machine:
 def num_chips() -> int:
     """TPU chips that the system lists, usable or not."""
     return len([*Path("/dev").glob("accel[0-9]*"), *Path("/dev/vfio").glob("[0-9]*")])
+
+
+def tpu_workers() -> tuple[list[str], int]:
+    """The addresses of all workers of this TPU slice in order, and the number of this one; none
+    elsewhere.
+
+    From the environment, as GKE sets it, or from the metadata server.
+    """
+    if names := os.environ.get("TPU_WORKER_HOSTNAMES"):
+        return names.split(","), int(os.environ.get("TPU_WORKER_ID", "0"))
+    text = metadata("attributes/worker-network-endpoints") or ""
+    fields = (endpoint.split(":") for endpoint in text.split(","))
+    number = metadata("attributes/agent-worker-number") if text else None
+    return [each[2] for each in fields if len(each) > 2], int(number or "0")
+
+
+def metadata(path: str) -> str | None:
+    """An answer of the metadata server of Compute Engine; None without a server, or without
+    anything at that path.
+    """
+    host = os.environ.get("GCE_METADATA_HOST", METADATA_SERVER)
+    request = urllib.request.Request(
+        f"http://{host}/computeMetadata/v1/instance/{path}", headers={"Metadata-Flavor": "Google"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=METADATA_TIMEOUT_S) as response:
+            # Other clouds have a server at this address too, but it does not send this header.
+            if response.headers.get("Metadata-Flavor") == "Google":
+                return str(response.read().decode())
+    except OSError:
+        pass
+    return None
 
 
 def precision_of(capability: tuple[int, int]) -> Precision:

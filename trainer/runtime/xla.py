@@ -22,7 +22,7 @@ from shardset.errors import ConfigError
 from trainer.config import Precision
 from trainer.runtime.base import Runtime, Step, TensorBatch, moved, replica_key
 from trainer.runtime.heartbeat import PORT, Address, HeartbeatServer
-from trainer.runtime.machine import num_chips
+from trainer.runtime.machine import num_chips, tpu_workers
 
 HEARTBEAT_ADDRESS = "TRAINER_HUB"
 """Environment variable in which a launcher gives its replicas the heartbeat server:
@@ -63,7 +63,6 @@ class Xla(Runtime):
         self.graphs: dict[str, int] = {}
         self._profiler = xp
         self.is_cloud = xr.device_type() == "TPU"
-        self.platform = os.environ.get("PJRT_DEVICE")
         # On TPUs only: XLA:CPU writes compiled graphs, but can't read them.
         if self.is_cloud and CACHE not in os.environ:
             use_cache(xr.process_index())
@@ -129,20 +128,9 @@ class Xla(Runtime):
         sums = self._begin_sum([int(flag)])
         return lambda: sums()[0] > 0
 
-    def gather_texts(self, text: str) -> list[str]:
-        return texts_of_hosts(text, self.host, self.num_hosts, self.sum_hosts)
-
     @property
     def compilations(self) -> int:
         return self._metrics.counter_value("UncachedCompile") or 0
-
-    @property
-    def busy_s(self) -> float:
-        metrics = [
-            self._metrics.metric_data(name) for name in ("ExecuteTime", "ExecuteReplicatedTime")
-        ]
-        nanoseconds: float = sum(data[1] for data in metrics if data)
-        return nanoseconds / 1e9
 
     def start_trace(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -168,10 +156,6 @@ class Xla(Runtime):
     def _sum_words(self, words: torch.Tensor) -> torch.Tensor:
         """The words of all hosts, added up by the devices."""
         raise NotImplementedError
-
-    def _send(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
-        sent: torch.Tensor = self._xm.send_cpu_data_to_device([tensor], self.device, **options)[0]
-        return sent
 
 
 class Spmd(Xla):
@@ -224,8 +208,8 @@ class Spmd(Xla):
     def heartbeat_address(self, exits: ExitStack) -> Address | None:
         if self.num_hosts == 1:
             return None
-        workers, own = tpu_workers()
-        if own == 0:
+        workers, number = tpu_workers()
+        if number == 0:
             exits.enter_context(
                 HeartbeatServer(Address("", self.heartbeat_port), self.heartbeat.timing)
             )
@@ -245,9 +229,9 @@ class Spmd(Xla):
         # Every tensor needs a spec with its rank: torch_xla silently leaves it whole if the rank
         # differs.
         dimensions = ("data",) + (None,) * (tensor.dim() - 1)
-        return self._send(
-            tensor, input_sharding=self._spmd.ShardingSpec(self._mesh, dimensions, minibatch=True)
-        )
+        spec = self._spmd.ShardingSpec(self._mesh, dimensions, minibatch=True)
+        [sharded] = self._xm.send_cpu_data_to_device([tensor], self.device, input_sharding=spec)
+        return sharded  # type: ignore[no-any-return]  # torch_xla is not typed
 
 
 class Replica(Xla):
@@ -342,12 +326,7 @@ def select_device() -> str:
         )
     os.environ.setdefault("XLA_DISABLE_FUNCTIONALIZATION", "1")
     if "PJRT_DEVICE" not in os.environ:
-        found = 0
-        if num_chips():  # otherwise torch_xla, once imported, would warn that it chooses the CPU
-            from torch_xla._internal import tpu
-
-            found = tpu.num_available_chips()
-        os.environ["PJRT_DEVICE"] = "TPU" if found else "CPU"
+        os.environ["PJRT_DEVICE"] = "TPU" if num_chips() else "CPU"
     return os.environ["PJRT_DEVICE"]
 
 
@@ -360,9 +339,9 @@ def use_cache(process: int) -> None:
     # Not torch_xla's `initialize_cache`, which sets this too, but refuses the second replica of a
     # process.
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    own = Path(home, "shardset/xla", f"process-{process:03d}").absolute()
+    folder = Path(home, "shardset/xla", f"process-{process:03d}").absolute()
     try:
-        own.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         print(
             f"warning: compile cache: {error}; the run continues without it",
@@ -370,15 +349,7 @@ def use_cache(process: int) -> None:
             flush=True,
         )
         return
-    os.environ[CACHE] = str(own)
-
-
-def tpu_workers() -> tuple[list[str], int]:
-    """The addresses of all workers of this TPU slice in order, and the number of this one."""
-    from torch_xla._internal import tpu
-
-    workers: list[str] = tpu.get_worker_ips()
-    return workers, tpu.worker_id() if len(workers) > 1 else 0
+    os.environ[CACHE] = str(folder)
 
 
 def spawn_replicas(function: Callable[..., None], *args: Any) -> None:
@@ -391,33 +362,6 @@ def spawn_replicas(function: Callable[..., None], *args: Any) -> None:
 
 
 # --- helpers --------------------------------------------------------------------------------------
-
-
-def texts_of_hosts(
-    text: str, host: int, num_hosts: int, sum_hosts: Callable[[Sequence[int]], list[int]]
-) -> list[str]:
-    """The texts of all hosts, by sums over hosts, which alone work for every strategy of torch_xla.
-
-    Its `rendezvous` and `all_gather` know one host under SPMD, and the hosts have no group of
-    torch.distributed. Raises ConfigError if two share a number.
-    """
-    data = text.encode()
-    one_hot = [int(number == host) for number in range(num_hosts)]
-    sums = sum_hosts([*one_hot, *(len(data) * is_own for is_own in one_hot)])
-    counts, sizes = sums[:num_hosts], sums[num_hosts:]
-    if counts != [1] * num_hosts:
-        raise ConfigError(
-            f"host numbers from 0 on are taken by {counts} processes, expected one each; this"
-            f" one has {host}; two of the same number would train on the same data"
-        )
-    width = max(1, *sizes)
-    # Each host adds zeros in the places of the others, so the sums are the texts one after the
-    # other.
-    own = data.ljust(width, b"\0")
-    texts = bytes(sum_hosts([byte * is_own for is_own in one_hot for byte in own]))
-    return [
-        texts[width * number : width * number + size].decode() for number, size in enumerate(sizes)
-    ]
 
 
 class _UnbiasedVariance:

@@ -3,7 +3,6 @@
 import datetime
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 from shardset.program import count
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.epochs import DIGEST_MASK, SampleDigest
-from trainer.data.rows import OUTCOME, SUMS, Totals
+from trainer.data.step_rows import OUTCOME, SUMS, Totals
 from trainer.errors import NotFinite
 from trainer.plan import Plan
 from trainer.run_folder.checkpoint_state import CheckpointState, Position
@@ -110,7 +109,6 @@ class Telemetry:
         self._replica_samples = 0
         self._epoch_started = time.perf_counter()
         self._wait_s_before = self._wait_s()
-        self._busy_s_before = self._runtime.busy_s
 
     def add(self, batch: DeviceBatch, row: torch.Tensor) -> None:
         """Counts a step. `row` is what it returned (see Learner.train_step)."""
@@ -135,7 +133,7 @@ class Telemetry:
 
         Call it before every step, and with None at the end.
         """
-        wanted = step is not None and step in self._plan.profile
+        wanted = step is not None and self._plan.is_profiled(step)
         if wanted != self._is_tracing:
             (self._runtime.start_trace if wanted else self._runtime.stop_trace)(folder)
             self._is_tracing = wanted
@@ -166,13 +164,38 @@ class Telemetry:
         # since.
         now = done[-1][2] if self._runtime.steps_block else time.perf_counter()
         batches = [batch for batch, _, _ in done]
-        _check_finite(rows, batches)
+        for loss, batch in zip(rows[:, SUMS.index("loss")].tolist(), batches, strict=True):
+            if not math.isfinite(loss):
+                raise NotFinite(
+                    f"the loss is {loss} in epoch {batch.epoch + 1} step {batch.step}; this host's"
+                    f" samples were {batch.ids.tolist()}; nothing was saved since: lower the"
+                    " learning rate, or look at these samples"
+                )
         num_samples = sum(len(batch.real_ids) for batch in batches)
         self._rates.add(num_samples, now)
         self._replica_samples += num_samples
         self.epoch_totals = self.epoch_totals.add(rows)
         self._has_reported = True
-        self._log_step(step - num_left - 1, Totals().add(rows))
+        global_step, interval = step - num_left - 1, Totals().add(rows)
+        epoch, number = divmod(global_step, self._plan.steps_per_epoch)
+        record = StepRecord(
+            device=str(self._runtime.device),
+            epoch=epoch,
+            step=number,
+            global_step=global_step,
+            loss=interval.mean("loss"),
+            top1=interval.mean("top1"),
+            rate=self._rates.rate,
+            global_rate=self._rates.global_rate,
+            learning_rate=self._plan.rate_at(global_step),
+        )
+        self._log.record(record)
+        # none is known before the second report
+        rate = f" {record.rate:.0f} samples/s" if record.rate else ""
+        self._log.progress(
+            f"{self._plan.name_of(epoch)} step {number + 1}/{self._plan.steps_per_epoch} "
+            f"loss {record.loss:.4f}{rate}{self._time_left(global_step + 1)}"
+        )
 
     def log_epoch(self, position: Position, seen: SampleDigest) -> None:
         """Logs the epoch that ends here, with advice if it waited for data.
@@ -195,9 +218,6 @@ class Telemetry:
                 top1=self.epoch_totals.mean("top1"),
                 reduced_global_rate=rate,
                 input_wait_percent=input_wait_percent,
-                busy_percent=min(
-                    100.0, 100 * (self._runtime.busy_s - self._busy_s_before) / seconds
-                ),
                 compilations=self._runtime.compilations,
                 rate_per_device=rate / self._runtime.num_devices,
             )
@@ -205,7 +225,9 @@ class Telemetry:
         if (text := advice(input_wait_percent)) is not None:
             self._log.note(text)
         self._evaluation_started = time.perf_counter()
-        self._log.progress(f"epoch {position.closed_epochs + 1}/{self._plan.epochs} evaluating")
+        self._log.progress(
+            f"epoch {position.closed_epochs + 1}/{self._plan.config.epochs} evaluating"
+        )
 
     def log_evaluation(self, position: Position, totals: Totals) -> None:
         """Logs the evaluation that followed `log_epoch`."""
@@ -221,7 +243,7 @@ class Telemetry:
                 seconds=time.perf_counter() - self._evaluation_started,
             )
         )
-        epoch = f"epoch {position.closed_epochs + 1}/{self._plan.epochs}"
+        epoch = self._plan.name_of(position.closed_epochs)
         self._log.note(f"{epoch}: {self.epoch_totals}; {self._eval_split}: {totals}")
 
     def log_final(self, position: Position, seconds: float) -> None:
@@ -248,27 +270,6 @@ class Telemetry:
         best = f"best {position.best_top1:.4f} in epoch {position.best_epoch + 1}"
         self._log.note(f"{self._eval_split} accuracy {position.last_top1:.4f} ({best}) {trained}")
 
-    def _log_step(self, global_step: int, interval: Totals) -> None:
-        epoch, step = divmod(global_step, self._plan.steps_per_epoch)
-        record = StepRecord(
-            device=str(self._runtime.device),
-            epoch=epoch,
-            step=step,
-            global_step=global_step,
-            loss=interval.mean("loss"),
-            top1=interval.mean("top1"),
-            rate=self._rates.rate,
-            global_rate=self._rates.global_rate,
-            learning_rate=self._plan.rate_at(global_step),
-        )
-        self._log.record(record)
-        # none is known before the second report
-        rate = f" {record.rate:.0f} samples/s" if record.rate else ""
-        self._log.progress(
-            f"epoch {epoch + 1}/{self._plan.epochs} step {step + 1}/{self._plan.steps_per_epoch} "
-            f"loss {record.loss:.4f}{rate}{self._time_left(global_step + 1)}"
-        )
-
     def _time_left(self, step: int) -> str:
         """`, 0:12:34 left`: at the pace since the first report,
         with evaluations and checkpoints.
@@ -284,13 +285,3 @@ class Telemetry:
 
     def _wait_s(self) -> float:
         return self.feed.wait_s if self.feed else 0.0
-
-
-def _check_finite(rows: torch.Tensor, batches: Sequence[DeviceBatch]) -> None:
-    for loss, batch in zip(rows[:, SUMS.index("loss")].tolist(), batches, strict=True):
-        if not math.isfinite(loss):
-            raise NotFinite(
-                f"the loss is {loss} in epoch {batch.epoch + 1} step {batch.step}; this host's"
-                f" samples were {batch.ids.tolist()}; nothing was saved since: lower the learning"
-                " rate, or look at these samples"
-            )

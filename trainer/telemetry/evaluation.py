@@ -25,7 +25,7 @@ Worst = list[tuple[Picture, str, list[str]]]
 
 
 def by_class(outcomes: np.ndarray, names: Sequence[str]) -> Table:
-    """Of OUTCOME [n] (see data/rows.py) the accuracy of each class, the least accurate first, and
+    """Of OUTCOME [n] (see step_rows.py) the accuracy of each class, the least accurate first, and
     its three most frequent mistakes.
     """
     rows: dict[int, Counter[int]] = defaultdict(Counter)
@@ -33,10 +33,10 @@ def by_class(outcomes: np.ndarray, names: Sequence[str]) -> Table:
         rows[label][predicted] += 1
     accuracy = {label: row[label] / row.total() for label, row in rows.items()}
     cells = []
-    for label in sorted(rows, key=lambda one: (accuracy[one], one)):
+    for label in sorted(rows, key=lambda label: (accuracy[label], label)):
         row = rows[label]
-        others = sorted(row.keys() - {label}, key=lambda one: (-row[one], one))[:3]
-        mistakes = ", ".join(f"{names[one]} ({row[one]})" for one in others)
+        others = sorted(row.keys() - {label}, key=lambda other: (-row[other], other))[:3]
+        mistakes = ", ".join(f"{names[other]} ({row[other]})" for other in others)
         cells.append((f"{accuracy[label]:.2%}", row.total(), label, names[label], mistakes))
     columns = ["right#", "samples#", "label#", "class", "mistakes"]
     return table("", columns, cells, "more accurate")
@@ -49,9 +49,9 @@ def worst_of(outcomes: np.ndarray, loaded: LoadedSet, split: str, names: Sequenc
     """
     worst = outcomes[np.argsort(-outcomes["loss"], kind="stable")[:NUM_WORST]]
     with SampleSet(loaded, split) as samples:
-        found = samples.__getitems__(samples.view.selection.num_before(worst["id"]).tolist())
+        images = samples.__getitems__(samples.view.selection.num_before(worst["id"]).tolist())
     sheet = []
-    for sample, (_, loss, label, predicted) in zip(found, worst.tolist(), strict=True):
+    for sample, (_, loss, label, predicted) in zip(images, worst.tolist(), strict=True):
         image = Image.fromarray(sample.image)
         image.thumbnail((SIDE, SIDE))
         caption = [

@@ -19,7 +19,7 @@ from shardset.errors import printable
 from shardset.order.state import StateCount
 from shardset.prepared import prepared
 from shardset.storage.base import os_errors_as_storage_errors
-from trainer.data.rows import Totals
+from trainer.data.step_rows import Totals
 from trainer.errors import EpochMismatch, NotFinite
 from trainer.run_folder.names import LOGS, METRICS, log_name
 from trainer.telemetry.loggers import open_events
@@ -82,7 +82,6 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     top1: float
     reduced_global_rate: float
     input_wait_percent: float
-    busy_percent: float
     compilations: int
     rate_per_device: float
 

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from shardset.errors import DOCS, ShardsetError, StorageError
-from shardset.format.manifest import Manifest
 from shardset.program import count
 from shardset.storage.open import bucket_of, is_region
 from trainer.config import TrainConfig
@@ -48,7 +47,7 @@ def run_checks(config: TrainConfig, wanted_rate: float | None) -> Iterator[Check
     yield check_versions(probes.versions(), num_chips)
     devices = probes.devices(config.strategy)
     yield check_devices(devices, num_chips)
-    yield check_ports(probes.ports(probes.workers(), PORTS))
+    yield check_ports(probes.ports(machine.tpu_workers()[0], PORTS))
     buckets = [bucket_of(url) for url in (config.run_dir, config.manifest) if url]
     for bucket in dict.fromkeys(filter(None, buckets)):
         yield check_bucket(bucket, probes.bucket_location(bucket), probes.zone())
@@ -68,7 +67,13 @@ def _check_data(
     config = replace(config, cache_dir=None, cache_bytes=None)
     check = "manifest"
     try:
-        yield CheckResult(check, "pass", summary_of(load_once(url).manifest))
+        manifest = load_once(url).manifest
+        splits = (
+            f"{name} {split.num_samples} in {split.num_shards} shards"
+            for name, split in manifest.splits.items()
+        )
+        # whether all files are there is asked by `verify`
+        yield CheckResult(check, "pass", f"{', '.join(splits)}; digest {manifest.digest[:12]}")
         check = "decode rate"
         open_data(config, 0, num_hosts)
         rate = probes.decode_rate(config)
@@ -105,10 +110,9 @@ def check_devices(devices: Devices | str, num_chips: int) -> CheckResult:
     """The devices that a run would train on; a text is the reason why they are unknown."""
     if isinstance(devices, str):
         return CheckResult("devices", "fail", devices, "end other programs that use the devices")
-    platform = devices.platform or devices.kind.upper()
-    per_host = count(devices.num_devices // max(1, devices.num_hosts), f"{platform} device")
+    per_host = count(devices.num_devices // max(1, devices.num_hosts), f"{devices.kind} device")
     text = f"{count(devices.num_hosts, 'host')} x {per_host}, strategy {devices.strategy}"
-    if platform != "CPU":
+    if devices.kind != "CPU":
         return CheckResult("devices", "pass", text)
     if num_chips:
         text += f", but this machine has {num_chips} TPU chips"
@@ -166,15 +170,6 @@ def check_run_dir(url: str) -> CheckResult:
 # --- the data -------------------------------------------------------------------------------------
 
 
-def summary_of(manifest: Manifest) -> str:
-    """The splits of a set and its digest. Whether all files are there is asked by `verify`."""
-    splits = (
-        f"{name} {split.num_samples} in {split.num_shards} shards"
-        for name, split in manifest.splits.items()
-    )
-    return f"{', '.join(splits)}; digest {manifest.digest[:12]}"
-
-
 def check_rate(
     rate: float, wanted: float | None, num_hosts: int, global_batch_size: int
 ) -> CheckResult:
@@ -202,9 +197,9 @@ def report(results: Iterator[CheckResult], *, as_json: bool) -> None:
         if not as_json:
             print(result, flush=True)
     counts = Counter({"pass": 0, "warn": 0, "fail": 0})
-    counts.update(one.status for one in printed)
+    counts.update(result.status for result in printed)
     if as_json:
-        print(json.dumps({"findings": [asdict(one) for one in printed], "counts": counts}))
+        print(json.dumps({"findings": [asdict(result) for result in printed], "counts": counts}))
     else:
         print(", ".join(f"{number} {status}" for status, number in counts.items()))
     if counts["fail"]:

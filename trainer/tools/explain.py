@@ -6,26 +6,104 @@ People count epochs from 1, JSON from 0.
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from shardset.errors import ConfigError, NotFound
+from shardset.format.manifest import LoadedSet
+from shardset.format.rows import numbers
+from shardset.order.epoch import Order
 from shardset.order.state import states_from_json, values_of_state
 from shardset.program import count
+from shardset.read.query import samples_of
 from shardset.storage.base import Storage
-from shardset.storage.checked import read_small
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
-from shardset.stream.timetable import Timetable
 from shardset.terminal import on_standard_output, plain, table
 from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.data.mixture import Mixture
 from trainer.data.splits import open_data
-from trainer.telemetry.losses import read_losses
+from trainer.telemetry.sample_losses import read_losses
+
+_FACTS = ["id", "key", "name", "label", "class_name", "shard", "position"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timetable:
+    """The training steps of a run, and the samples of its split; `num_epochs` are those that it
+    plans.
+    """
+
+    loaded: LoadedSet
+    split_name: str
+    order: Order
+    num_epochs: int
+
+    @property
+    def num_steps(self) -> int:
+        """The steps of all epochs."""
+        return self.num_epochs * self.order.num_batches
+
+    def batch(self, global_step: int) -> pa.Table:
+        """The global batch of a step, slot by slot: `samples`, and `pad`, whether each is a repeat
+        of weight 0 that fills the last batch.
+
+        Raises ConfigError if the run has no such step.
+        """
+        if not 0 <= global_step < self.num_steps:
+            raise ConfigError(
+                f"step {global_step} is not of this run: {self.num_epochs} epochs of"
+                f" {self.order.num_batches} steps are the steps 0 to {self.num_steps - 1}"
+            )
+        slots = self.order.batch(*divmod(global_step, self.order.num_batches))
+        return self.samples(slots.ids).append_column("pad", pa.array(slots.weights == 0))
+
+    def visits(self, sample_id: int) -> Iterator[dict[str, int]]:
+        """The steps of the run that train on a sample, in order, and its slot in each; pads, which
+        count nowhere, are left out.
+        """
+        order, repeats = self.order, self.order.augment_repeats
+        for epoch in range(self.num_epochs):
+            rows, lanes = order.find(epoch, np.array([sample_id]))
+            step, item = divmod(int(rows[0]), order.rows_per_step)
+            first = (int(lanes[0]) * order.rows_per_step + item) * repeats
+            if step < order.num_batches:
+                global_step = epoch * order.num_batches + step
+                for slot in range(first, first + repeats):
+                    yield dict(epoch=epoch, step=step, global_step=global_step, slot=slot)
+
+    def samples(self, ids: np.ndarray) -> pa.Table:
+        """Samples by id, in the order of `ids`: `id`, `key`, `name` (in the raw input, None if no
+        build made them), `label`, `class_name`, `shard` and `position`; reads the indexes of their
+        shards.
+        """
+        shards = np.unique(self.order.slots_of(ids)[0]).tolist()
+        tables = samples_of(self.loaded, self.split_name, ["key", "name", "label"], shards)
+        wanted = pc.field("id").isin(np.unique(ids))
+        samples = pa.concat_tables(rows.filter(wanted) for rows in tables)
+        samples = samples.take(np.searchsorted(numbers(samples, "id"), ids))
+        names = map(self.loaded.manifest.class_name, samples["label"].to_pylist())
+        return samples.append_column("class_name", pa.array(names, pa.string())).select(_FACTS)
+
+    def id_of(self, key: str) -> int:
+        """The id of a key; raises ConfigError if the split has none.
+
+        Reads all indexes of the split.
+        """
+        wanted = pc.field("key") == key.encode(errors="backslashreplace").decode()
+        for rows in samples_of(self.loaded, self.split_name, ["key"]):
+            for sample_id in rows.filter(wanted)["id"].to_pylist():
+                return int(sample_id)
+        raise ConfigError(
+            f"no sample of split {self.split_name!r} has the key {key!r}; `shardset inspect` finds"
+            " samples in all splits, by key and by name"
+        )
 
 
 class Question(NamedTuple):
@@ -82,7 +160,7 @@ def opened(url: str) -> tuple[TrainConfig, Stream | Mixture]:
     """
     folder = open_storage(url)
     try:
-        config, order = configs.recorded(folder), read_small(folder, configs.ORDER)
+        config, order = configs.recorded(folder), folder.read(configs.ORDER)
     except NotFound as error:
         raise configs.not_a_run(folder, configs.RECORD, configs.ORDER) from error
     try:
@@ -126,7 +204,7 @@ def explain_step(timetable: Timetable, global_step: int, first_step: int = 0) ->
     """The samples of a step of the run; the order begins at `first_step`."""
     batch, num_batches = timetable.batch(global_step - first_step), timetable.order.num_batches
     epoch, step = divmod(global_step - first_step, num_batches)
-    num_pads = sum(pad for _, pad in batch)
+    num_pads = batch["pad"].to_pylist().count(True)
     pads = f", {num_pads} of them pads of weight 0" if num_pads else ""
     return Explanation(
         sentence=(
@@ -134,25 +212,24 @@ def explain_step(timetable: Timetable, global_step: int, first_step: int = 0) ->
             f" of {num_batches}: {len(batch)} slots{pads}"
         ),
         numbers={"epoch": epoch, "step": step, "global_step": global_step},
-        rows=[
-            {"slot": slot, **sample._asdict(), "pad": pad}
-            for slot, (sample, pad) in enumerate(batch)
-        ],
+        rows=[{"slot": slot, **row} for slot, row in enumerate(batch.to_pylist())],
     )
 
 
 def explain_sample(timetable: Timetable, sample_id: int) -> Explanation:
     """The steps of the run that train on a sample."""
     visits = list(timetable.visits(sample_id))
-    (sample,) = timetable.samples(np.array([sample_id]))
-    named = f", originally {sample.name}" if sample.name is not None else ""
+    [sample] = timetable.samples(np.array([sample_id])).to_pylist()
+    named = f", originally {sample['name']}" if sample["name"] is not None else ""
     return Explanation(
         sentence=(
-            f"{sample.key} (id {sample.id}, label {sample.label} {sample.class_name}{named}) is at"
-            f" position {sample.position} of {sample.shard} and in {count(len(visits), 'step')}"
+            f"{sample['key']} (id {sample_id}, label {sample['label']}"
+            f" {sample['class_name']}{named}) is at position {sample['position']} of"
+            f" {sample['shard']} and in"
+            f" {count(len(visits), 'step')}"
         ),
-        numbers={"id": sample.id},
-        rows=[visit._asdict() for visit in visits],
+        numbers={"id": sample_id},
+        rows=visits,
     )
 
 
@@ -162,7 +239,8 @@ def explain_losses(
     """The samples of highest mean loss over all epochs whose losses a run has recorded, worst
     first.
     """
-    num_samples, num_epochs = timetable.split.num_samples, 0
+    split = timetable.loaded.manifest.split(timetable.split_name)
+    num_samples, num_epochs = split.num_samples, 0
     sums, times = np.zeros(num_samples), np.zeros(num_samples)
     for ids, losses, _ in read_losses(folder, source):
         num_epochs += 1
@@ -172,11 +250,11 @@ def explain_losses(
         raise ConfigError(f"{folder.url}: no losses there; train with --record-losses")
     means = np.where(times, sums / np.maximum(times, 1), -np.inf)
     worst = np.argsort(-means, kind="stable")[: min(number, np.count_nonzero(times))]
-    found = zip(means[worst].tolist(), timetable.samples(worst), strict=True)
+    samples = timetable.samples(worst).add_column(0, "loss", pa.array(means[worst]))
     return Explanation(
         sentence=f"the samples of highest loss, on average over {count(num_epochs, 'epoch')}",
         numbers={"num_epochs": num_epochs},
-        rows=[{"loss": loss, **sample._asdict()} for loss, sample in found],
+        rows=samples.to_pylist(),
     )
 
 

@@ -40,7 +40,9 @@ def write(trained: TrainedModel, output: str, *, onnx: bool = False) -> list[str
         except ModuleNotFoundError as error:
             raise ConfigError(f"--onnx: {missing_library(error, 'export')}") from error
     # Copies: safetensors refuses tensors that share memory, as tied weights do.
-    tensors = {name: one.contiguous().clone() for name, one in trained.net.state_dict().items()}
+    tensors = {
+        name: tensor.contiguous().clone() for name, tensor in trained.net.state_dict().items()
+    }
     facts = msgspec.json.format(msgspec.json.encode(trained.facts), indent=1)
     folder = open_storage(output)
     folder.write(WEIGHTS, save(tensors))

@@ -1,14 +1,11 @@
 """`shardset job`: prints a JobSet that trains on GKE. It applies nothing."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-
-import jinja2
 
 from shardset.errors import ConfigError
+from shardset.html.page import template_of
 from shardset.program import PREEMPTED
 
 GRACE_S = 900
@@ -136,14 +133,7 @@ class Job:
         It restarts when a host fails; without limit if the host has saved and ended with code 3, or
         lost its node.
         """
-        environment = jinja2.Environment(
-            loader=jinja2.PackageLoader("trainer.tools", ""),
-            undefined=jinja2.StrictUndefined,
-            trim_blocks=True,
-            keep_trailing_newline=True,
-        )
-        environment.filters["yaml"] = partial(json.dumps, ensure_ascii=False)  # JSON is YAML
-        return environment.get_template("jobset.yaml").render(
+        text = template_of("trainer.tools", "jobset.yaml").render(
             job=self,
             compute=self.compute,
             job_name=JOB,
@@ -151,3 +141,4 @@ class Job:
             grace_s=GRACE_S,
             preempted=PREEMPTED,
         )
+        return f"{text}\n"

@@ -16,7 +16,7 @@ from shardset.storage.open import open_file
 from trainer.config import ImageConfig
 from trainer.data.preparation import eval_spec
 from trainer.errors import TrainingError
-from trainer.model.augment import Normalize
+from trainer.model.batch_transforms import Normalize
 from trainer.tools.trained import TrainedModel
 
 BATCH = 32
@@ -28,11 +28,13 @@ def report(trained: TrainedModel, images: Sequence[str], *, top: int, as_json: b
     Raises TrainingError at the end if some could not be read.
     """
     failed = 0
-    for one in predictions(trained, _paths(images), top):
-        classes = "  ".join(f"{kind['name']} {kind['probability']:.1%}" for kind in one["classes"])
-        text = printable(f"{one['image']}: {classes or one['error']}")
-        print(json.dumps(one) if as_json else text, flush=True)
-        failed += one["error"] is not None
+    for prediction in predictions(trained, _paths(images), top):
+        classes = "  ".join(
+            f"{kind['name']} {kind['probability']:.1%}" for kind in prediction["classes"]
+        )
+        text = printable(f"{prediction['image']}: {classes or prediction['error']}")
+        print(json.dumps(prediction) if as_json else text, flush=True)
+        failed += prediction["error"] is not None
     if failed:
         raise TrainingError(
             f"{count(failed, 'image')} could not be read; the lines above give the reasons"
@@ -81,9 +83,9 @@ def _paths(images: Sequence[str]) -> list[str]:
             paths.append(path)
             continue
         files = sorted(Path(path).rglob("*"))
-        inside = [str(one) for one in files if one.suffix[1:].lower() in FIELD_OF_EXTENSION]
+        inside = [str(file) for file in files if file.suffix[1:].lower() in FIELD_OF_EXTENSION]
         if not inside:
-            known = ", ".join(FIELD_OF_EXTENSION)
-            raise ConfigError(f"{path}: no images in this folder (by their names: {known})")
+            endings = ", ".join(FIELD_OF_EXTENSION)
+            raise ConfigError(f"{path}: no images in this folder (by their names: {endings})")
         paths += inside
     return paths

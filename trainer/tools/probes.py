@@ -12,23 +12,21 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 import uuid
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from shardset.errors import StorageError
 from shardset.storage.open import is_address, open_storage
 from trainer.config import TrainConfig
+from trainer.runtime import machine
 
 DISTRIBUTIONS = ("torch", "torchvision", "torch_xla", "torch_tpu", "libtpu")
-METADATA_SERVER = "169.254.169.254"
 
 DEVICES_TIMEOUT_S = 180.0
-METADATA_TIMEOUT_S = 1.0
 CONNECT_TIMEOUT_S = 3.0
 BUCKET_TIMEOUT_S = 10.0
 RATE_BATCH = 64
@@ -38,15 +36,11 @@ PortState = Literal["open", "closed", "filtered"]
 """A process accepts the connection; the machine refuses it; nothing answers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Devices:
-    """The devices of a run: `kind` as torch names it, `platform` as PJRT_DEVICE does; None without
-    torch_xla.
-    """
+class Devices(NamedTuple):
+    """The devices of a run; `kind` is CPU, CUDA or TPU."""
 
     strategy: str
     kind: str
-    platform: str | None
     num_hosts: int
     num_devices: int
 
@@ -54,7 +48,9 @@ class Devices:
 def versions() -> dict[str, str | None]:
     """The installed versions; None for what is not installed."""
     return {
-        name: next((one.version for one in importlib.metadata.distributions(name=name)), None)
+        name: next(
+            (package.version for package in importlib.metadata.distributions(name=name)), None
+        )
         for name in DISTRIBUTIONS
     }
 
@@ -73,7 +69,7 @@ def devices(strategy: str, timeout_s: float = DEVICES_TIMEOUT_S) -> Devices | st
     lines = result.stdout.strip().splitlines()
     if result.returncode or not lines:
         return (result.stderr.strip().splitlines() or [f"ended with code {result.returncode}"])[-1]
-    return Devices(**json.loads(lines[-1]))
+    return Devices(*json.loads(lines[-1]))
 
 
 def local_devices(strategy: str) -> Devices:
@@ -84,43 +80,14 @@ def local_devices(strategy: str) -> Devices:
     # `replica` starts processes; `spmd` sees the same devices in this one.
     with launch.running("spmd" if chosen == "replica" else chosen, "fp32") as running:
         running.connect(DEVICES_TIMEOUT_S)
-        return Devices(
-            strategy=chosen,
-            kind=running.device.type,
-            platform=running.platform,
-            num_hosts=running.num_hosts,
-            num_devices=running.num_devices,
-        )
-
-
-def metadata(path: str) -> str | None:
-    """An answer of the metadata server of Compute Engine; None without a server, or without
-    anything at that path.
-    """
-    host = os.environ.get("GCE_METADATA_HOST", METADATA_SERVER)
-    request = urllib.request.Request(
-        f"http://{host}/computeMetadata/v1/instance/{path}", headers={"Metadata-Flavor": "Google"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=METADATA_TIMEOUT_S) as response:
-            # Other clouds have a server at this address too, but it does not send this header.
-            if response.headers.get("Metadata-Flavor") == "Google":
-                return str(response.read().decode())
-    except OSError:
-        pass
-    return None
+        kind = running.device.type
+        kind = os.environ["PJRT_DEVICE"] if kind == "xla" else kind.upper()
+        return Devices(chosen, kind, running.num_hosts, running.num_devices)
 
 
 def zone() -> str | None:
     """The zone of this machine: us-central2-b."""
-    return (metadata("zone") or "").rpartition("/")[2] or None
-
-
-def workers() -> list[str]:
-    """The addresses of all workers of this TPU slice in order; empty elsewhere."""
-    text = metadata("attributes/worker-network-endpoints") or ""
-    fields = (endpoint.split(":") for endpoint in text.split(","))
-    return [each[2] for each in fields if len(each) > 2]
+    return (machine.metadata("zone") or "").rpartition("/")[2] or None
 
 
 def bucket_location(bucket: str, timeout_s: float = BUCKET_TIMEOUT_S) -> str | StorageError:
@@ -154,20 +121,20 @@ def ports(
     hosts: Iterable[str], numbers: Iterable[int], timeout_s: float = CONNECT_TIMEOUT_S
 ) -> dict[str, PortState]:
     """The state of every port of every host, by `host:port`. Tries all of them at once."""
+
+    def state(address: tuple[str, int]) -> PortState:
+        try:
+            socket.create_connection(address, timeout=timeout_s).close()
+        except ConnectionRefusedError:
+            return "closed"
+        except OSError:  # no answer in time, no route, an unknown name
+            return "filtered"
+        return "open"
+
     addresses = list(itertools.product(hosts, numbers))
     with ThreadPoolExecutor(64) as pool:
-        states = pool.map(lambda address: _port(address, timeout_s), addresses)
-        return {f"{host}:{port}": next(states) for host, port in addresses}
-
-
-def _port(address: tuple[str, int], timeout_s: float) -> PortState:
-    try:
-        socket.create_connection(address, timeout=timeout_s).close()
-    except ConnectionRefusedError:
-        return "closed"
-    except OSError:  # no answer in time, no route, an unknown name
-        return "filtered"
-    return "open"
+        names = (f"{host}:{port}" for host, port in addresses)
+        return dict(zip(names, pool.map(state, addresses), strict=True))
 
 
 def decode_rate(config: TrainConfig) -> float:
@@ -192,4 +159,4 @@ def decode_rate(config: TrainConfig) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(local_devices(sys.argv[1]))))
+    print(json.dumps(local_devices(sys.argv[1])))

@@ -18,7 +18,6 @@ from shardset.html.plots import Plot
 from shardset.prepared import JSON_ERRORS
 from shardset.settings import value_text, values_of
 from shardset.storage.base import Storage
-from shardset.storage.checked import read_small
 from shardset.storage.open import open_storage
 from trainer import config as configs
 from trainer.config import TrainConfig, mixed_sets
@@ -95,15 +94,15 @@ def read(storage: Storage) -> RunRecord:
     newest = {(type(record), record.global_step): record for record in written}.values()
     records = sorted(newest, key=lambda record: record.global_step)
     last_step = records[-1].global_step
-    ends = [one for one in records if isinstance(one, FinalRecord)]
+    ends = [each for each in records if isinstance(each, FinalRecord)]
     day = re.search(rb'"time": "([\d-]+)', data)
     return RunRecord(
         url=storage.url,
         started=day[1].decode() if day else "",
-        steps=[one for one in records if isinstance(one, StepRecord)],
-        epochs=[one for one in records if isinstance(one, EpochRecord)],
-        evaluations=[one for one in records if isinstance(one, EvalRecord)],
-        final=next((one for one in ends if one.global_step == last_step), None),
+        steps=[each for each in records if isinstance(each, StepRecord)],
+        epochs=[each for each in records if isinstance(each, EpochRecord)],
+        evaluations=[each for each in records if isinstance(each, EvalRecord)],
+        final=next((each for each in ends if each.global_step == last_step), None),
         last_step=last_step,
         num_damaged=len(lines) - len(written),
         config=config,
@@ -114,7 +113,7 @@ def read(storage: Storage) -> RunRecord:
 def _worst(storage: Storage) -> Worst:
     """What `evaluate` left, if it ran. Raises ConfigError if that is damaged."""
     try:
-        return msgspec.json.decode(read_small(storage, WORST), type=Worst)
+        return msgspec.json.decode(storage.read(WORST), type=Worst)
     except NotFound:
         return []
     except JSON_ERRORS as error:
@@ -159,32 +158,32 @@ def _plots(run: RunRecord) -> list[Plot]:
     per_epoch = max(epochs[0].global_step, 1) / (epochs[0].epoch + 1) if epochs else 1.0
 
     def points(records: Sequence[Any], name: str, scale: float = 1.0) -> list[plots.Point]:
-        return [(one.global_step / per_epoch, scale * getattr(one, name)) for one in records]
+        return [(each.global_step / per_epoch, scale * getattr(each, name)) for each in records]
 
     def smooth(name: str, scale: float = 1.0) -> list[plots.Point]:
-        found, mean, weight = [], 0.0, 0.0
+        smoothed, mean, weight = [], 0.0, 0.0
         for x, y in points(steps, name, scale):
             if math.isfinite(y):
                 mean = SMOOTHING * mean + (1 - SMOOTHING) * y
                 weight = SMOOTHING * weight + 1 - SMOOTHING
-                found.append((x, mean / weight))
-        return found
+                smoothed.append((x, mean / weight))
+        return smoothed
 
     # a run that resumes may take another one
-    splits = dict.fromkeys(one.split for one in run.evaluations)
-    of_split = {name: [one for one in run.evaluations if one.split == name] for name in splits}
+    splits = dict.fromkeys(each.split for each in run.evaluations)
+    of_split = {name: [each for each in run.evaluations if each.split == name] for name in splits}
     series_by_title = {
         "Loss": (
             {"training": smooth("loss")}
-            | {name: points(of, "loss") for name, of in of_split.items()}
+            | {name: points(records, "loss") for name, records in of_split.items()}
         ),
         "Accuracy, %": (
             {"training": smooth("top1", 100)}
-            | {name: points(of, "top1", 100) for name, of in of_split.items()}
+            | {name: points(records, "top1", 100) for name, records in of_split.items()}
             | {
-                f"{name}, top-5": points(of, "top5", 100)
-                for name, of in of_split.items()
-                if any(one.top5 < 1 for one in of)
+                f"{name}, top-5": points(records, "top5", 100)
+                for name, records in of_split.items()
+                if any(each.top5 < 1 for each in records)
             }
         ),
         "Learning rate": {"learning rate": points(steps, "learning_rate")},
@@ -192,13 +191,10 @@ def _plots(run: RunRecord) -> list[Plot]:
             "now": points(steps, "rate"),
             "since the epoch began": points(steps, "global_rate"),
         },
-        "Time of an epoch, %": {
-            "waiting for data": points(epochs, "input_wait_percent"),
-            "device busy": [point for point in points(epochs, "busy_percent") if point[1]],
-        },
+        "Time of an epoch, %": {"waiting for data": points(epochs, "input_wait_percent")},
     }
     drawn = {
-        title: {name: of for name, of in series.items() if of}
+        title: {name: points for name, points in series.items() if points}
         for title, series in series_by_title.items()
     }
     return [

@@ -3,23 +3,20 @@
 from dataclasses import replace
 from typing import NamedTuple
 
-import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import nn
 
 from shardset.errors import NotFound
-from shardset.prepared import JSON_ERRORS
 from shardset.storage.base import Storage
-from shardset.storage.checked import read_small
 from shardset.storage.open import open_storage
 from shardset.version import __version__
 from trainer import config as configs
 from trainer.config import CLASSES, SIDECAR, read_json
 from trainer.errors import CheckpointError, first_line
-from trainer.model import build
-from trainer.model.pretrained import ModelFacts
+from trainer.model import networks
+from trainer.model.pretrained import ModelFacts, facts_in
 from trainer.run_folder import checkpoint
 
 WEIGHTS = "model.safetensors"
@@ -35,9 +32,11 @@ class TrainedModel(NamedTuple):
 def opened(url: str) -> TrainedModel:
     """The model of a run folder or of an export, whichever it is. Raises ShardsetError."""
     folder = open_storage(url)
-    is_export = any(stat.name == SIDECAR for stat in folder.list(SIDECAR))
-    facts, weights = _of_export(folder) if is_export else _of_run(folder)
-    net = build.build(replace(facts.model, pretrained=None), len(facts.classes), seed=0)
+    try:
+        facts, weights = facts_in(folder), _exported_weights(folder)
+    except NotFound:
+        facts, weights = _of_run(folder)
+    net = networks.build(replace(facts.model, pretrained=None), len(facts.classes), seed=0)
     try:
         net.load_state_dict(weights)
     except RuntimeError as error:
@@ -71,11 +70,10 @@ def _of_run(folder: Storage) -> tuple[ModelFacts, dict[str, torch.Tensor]]:
     return facts, state["ema"] or state["model"]
 
 
-def _of_export(folder: Storage) -> tuple[ModelFacts, dict[str, torch.Tensor]]:
+def _exported_weights(folder: Storage) -> dict[str, torch.Tensor]:
     try:
-        facts = msgspec.json.decode(read_small(folder, SIDECAR), type=ModelFacts)
-        return facts, load(folder.read(WEIGHTS))
-    except (*JSON_ERRORS, NotFound, SafetensorError) as error:
+        return load(folder.read(WEIGHTS))
+    except (NotFound, SafetensorError) as error:
         raise CheckpointError(
             f"{folder.url}: the export is damaged ({error}), expected {SIDECAR} and {WEIGHTS};"
             " export the model again"

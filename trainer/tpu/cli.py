@@ -54,8 +54,8 @@ def register(verbs: Any) -> None:
     verbs_of_tpu = top.add_subparsers(required=True, metavar="VERB")
     added: dict[CommandsOf, Parser] = {}
 
-    def flag(name: str, text: str, *of: CommandsOf, **options: Any) -> None:
-        for commands_of in of or VERBS:
+    def flag(name: str, text: str, *verbs: CommandsOf, **options: Any) -> None:
+        for commands_of in verbs or VERBS:
             added[commands_of].add_argument(name, help=text, **options)
 
     for commands_of, text in VERBS.items():

@@ -17,22 +17,19 @@ from collections.abc import Mapping, Sequence
 
 from shardset.errors import ConfigError
 from shardset.program import run_program, run_verb
-from trainer.runtime import torchtpu
-from trainer.tools import probes
+from trainer.runtime import machine, torchtpu
 
 RELAYED = (signal.SIGTERM, signal.SIGINT)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Trains in one process for each chip of this machine. Returns the exit code."""
-    environment = launch_environment(
-        probes.workers(), probes.metadata("attributes/agent-worker-number")
-    )
+    environment = launch_environment(*machine.tpu_workers())
     command = [sys.executable, "-m", "trainer", "train", *arguments]
     return run(command, environments_of(environment, torchtpu.num_local_processes(environment)))
 
 
-def launch_environment(workers: Sequence[str], number: str | None) -> dict[str, str]:
+def launch_environment(workers: Sequence[str], number: int) -> dict[str, str]:
     """The environment that all processes of this machine share, where it is number `number` of a
     slice's workers.
 
@@ -47,7 +44,7 @@ def launch_environment(workers: Sequence[str], number: str | None) -> dict[str, 
             )
         # GKE sets these two, TPU VMs do not.
         os.environ.setdefault("TPU_WORKER_HOSTNAMES", ",".join(workers))
-        os.environ.setdefault("JOB_COMPLETION_INDEX", number or "0")
+        os.environ.setdefault("JOB_COMPLETION_INDEX", str(number))
     torchtpu.set_launch_environment()
     return dict(os.environ)
 
@@ -60,7 +57,8 @@ def environments_of(base: Mapping[str, str], num_local: int) -> list[dict[str, s
     num_nodes, node = int(base.get("NNODES", "1")), int(base.get("NODE_RANK", "0"))
     shared = {"MASTER_ADDR": "127.0.0.1", **base}
     if "MASTER_PORT" not in base:
-        shared["MASTER_PORT"] = str(_free_port())
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            shared["MASTER_PORT"] = str(free.getsockname()[1])
     numbers = {
         "WORLD_SIZE": str(num_nodes * num_local),
         "LOCAL_WORLD_SIZE": str(num_local),
@@ -92,13 +90,6 @@ def run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> in
     codes = [process.wait() for process in processes]
     code = next(filter(None, codes), 0)
     return code if code >= 0 else 128 - code
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from shardset.errors import DamagedShard
 from trainer.data.device_feed import DEPTH, DeviceFeed
 
 
-def batches(num: int, error: Exception | None = None) -> Iterator[tuple[int, int, dict[str, Any]]]:
+def batches(num, error=None):
     for step in range(num):
         yield (
             0,
@@ -24,7 +24,7 @@ def batches(num: int, error: Exception | None = None) -> Iterator[tuple[int, int
         raise error
 
 
-def test_an_error_of_the_source_or_the_device_is_raised_where_the_batch_is_missing() -> None:
+def test_an_error_of_the_source_or_the_device_is_raised_where_the_batch_is_missing():
     # torch_xla's loader would end here without an error: a damaged shard as a short epoch.
     with DeviceFeed(batches(3, DamagedShard("bytes differ")), dict) as feed:
         iterator = iter(feed)
@@ -39,7 +39,7 @@ def test_an_error_of_the_source_or_the_device_is_raised_where_the_batch_is_missi
         next(iter(feed))
 
 
-def test_batches_arrive_in_order_and_it_runs_ahead_by_no_more_than_its_depth() -> None:
+def test_batches_arrive_in_order_and_it_runs_ahead_by_no_more_than_its_depth():
     pulled = []
 
     def counted() -> Iterator[tuple[int, int, dict[str, Any]]]:
@@ -56,7 +56,7 @@ def test_batches_arrive_in_order_and_it_runs_ahead_by_no_more_than_its_depth() -
         assert len(pulled) <= 5 + DEPTH + 2
 
 
-def test_closing_it_early_ends_its_thread_and_a_source_that_waits() -> None:
+def test_closing_it_early_ends_its_thread_and_a_source_that_waits():
     before, told = set(threading.enumerate()), threading.Event()
 
     def waiting() -> Iterator[tuple[int, int, dict[str, Any]]]:
@@ -69,7 +69,7 @@ def test_closing_it_early_ends_its_thread_and_a_source_that_waits() -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_who_gives_up_while_it_waits_gets_the_batches_that_are_there_and_no_more() -> None:
+def test_who_gives_up_while_it_waits_gets_the_batches_that_are_there_and_no_more():
     told, asked = threading.Event(), threading.Event()
 
     def waiting() -> Iterator[tuple[int, int, dict[str, Any]]]:
@@ -82,7 +82,7 @@ def test_who_gives_up_while_it_waits_gets_the_batches_that_are_there_and_no_more
         assert feed.gave_up
 
 
-def test_a_small_share_is_filled_up_with_repeats_of_weight_0() -> None:
+def test_a_small_share_is_filled_up_with_repeats_of_weight_0():
     images, weights = (
         np.arange(3 * 4, dtype=np.uint8).reshape(3, 4),
         np.array([1, 1, 0], np.float32),

@@ -14,9 +14,7 @@ from trainer.errors import EpochMismatch
 
 
 @given(st.permutations(range(30)), st.integers(0, 30))
-def test_a_count_does_not_depend_on_order_or_on_how_hosts_share_the_samples(
-    order: list[int], cut: int
-) -> None:
+def test_a_count_does_not_depend_on_order_or_on_how_hosts_share_the_samples(order, cut):
     parts = [np.array(part, dtype=np.int64) for part in (order[:cut], order[cut:])]
     assert SampleDigest().add(parts[0]).add(parts[1]) == complete_epoch(Selection(30))
     digests = [SampleDigest().add(part).digest for part in parts]
@@ -24,7 +22,7 @@ def test_a_count_does_not_depend_on_order_or_on_how_hosts_share_the_samples(
 
 
 @pytest.mark.parametrize("ids", [[0, 1, 2], [0, 1, 2, 2]])
-def test_a_lost_repeated_or_strange_sample_is_an_error(ids: list[int]) -> None:
+def test_a_lost_repeated_or_strange_sample_is_an_error(ids):
     with pytest.raises(EpochMismatch, match="lost or repeated"):
         check_epoch(3, complete_epoch(Selection(4)), SampleDigest().add(np.array(ids)))
 
@@ -48,16 +46,14 @@ class Cut:
     ("steps", "message"),
     [([(0, 0), (0, 1)], "ended before step 2"), ([(0, 0), (0, 2)], "epoch 1 step 2 where step 1")],
 )
-def test_a_stream_that_ends_early_or_jumps_is_an_error(
-    steps: list[tuple[int, int]], message: str
-) -> None:
+def test_a_stream_that_ends_early_or_jumps_is_an_error(steps, message):
     stream: Any = Cut(steps)
     with pytest.raises(EpochMismatch, match=message):
         list(steps_of(stream, 0, 8))
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 14), (3, 5), (6, 8), (14, 14)])
-def test_steps_continue_from_anywhere_and_over_epochs(manifest: str, start: int, stop: int) -> None:
+def test_steps_continue_from_anywhere_and_over_epochs(manifest, start, stop):
     stream = open_data(tiny_config(manifest, "run"), 0, 1).train
     found = [(epoch, step) for epoch, step, _ in steps_of(stream, start, stop)]
     assert found == [divmod(step, STEPS) for step in range(start, stop)]

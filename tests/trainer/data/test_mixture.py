@@ -21,10 +21,10 @@ from trainer import loop
 from trainer.config import ImageConfig, TrainConfig, from_anywhere, mixed_sets
 from trainer.data.epochs import SampleDigest, check_epoch, steps_of
 from trainer.data.mixture import ID_OF_SET, MAX_SETS, Mixture
-from trainer.data.splits import Data, open_data
+from trainer.data.splits import open_data
 from trainer.errors import CheckpointError
 from trainer.runtime.launch import launch
-from trainer.telemetry.losses import read_losses
+from trainer.telemetry.sample_losses import read_losses
 
 NUM_OTHERS = 90
 STEPS = 17
@@ -32,28 +32,28 @@ STEPS = 17
 
 
 @pytest.fixture(scope="module")
-def mix(tmp_path_factory: pytest.TempPathFactory) -> str:
+def mix(tmp_path_factory):
     """Two sets, of which the second has one, then two, then all of four shares."""
     folder = tmp_path_factory.mktemp("sets")
     new_set(png_samples("other", NUM_OTHERS, size=8), folder / "b", num_shards=3)
     return f"{shard_set(folder / 'a')}=3,2@5,0@24;{folder / 'b'}=1,2@5"
 
 
-def config_of(mix: str, run_dir: Path | str = "run", **changes: Any) -> TrainConfig:
+def config_of(mix, run_dir="run", **changes: Any):
     return tiny_config(mixed_sets(mix)[0][0], run_dir, mix=mix, **changes)
 
 
-def opened(mix: str, num_hosts: int = 1, **changes: Any) -> list[Data]:
+def opened(mix, num_hosts=1, **changes: Any):
     return [open_data(config_of(mix, **changes), host, num_hosts) for host in range(num_hosts)]
 
 
-def ids(data: list[Data], start: int = 0, stop: int = 2 * STEPS) -> list[list[int]]:
+def ids(data, start=0, stop=2 * STEPS):
     """The ids of each global batch."""
     parts = [[batch["id"] for _, _, batch in steps_of(one.train, start, stop)] for one in data]
     return [np.concatenate(step).tolist() for step in zip(*parts, strict=True)]
 
 
-def test_every_batch_has_the_share_of_each_set_that_its_step_says(mix: str) -> None:
+def test_every_batch_has_the_share_of_each_set_that_its_step_says(mix):
     [data] = opened(mix)
     assert len(data.train) == STEPS
     numbers = [sum(one < ID_OF_SET for one in batch) for batch in ids([data])]
@@ -61,16 +61,14 @@ def test_every_batch_has_the_share_of_each_set_that_its_step_says(mix: str) -> N
     assert data.weight_of_step(STEPS - 1, 8) == 8
 
 
-def test_a_set_repeats_no_sample_before_its_epoch_ends(mix: str) -> None:
+def test_a_set_repeats_no_sample_before_its_epoch_ends(mix):
     later = [one for batch in ids(opened(mix), 5, 24) for one in batch if one >= ID_OF_SET]
     assert len(set(later)) == len(later) == 4 * 19
     assert max(later) < ID_OF_SET + NUM_OTHERS
 
 
 @pytest.mark.parametrize("cut", [3, 5, STEPS, 26])
-def test_any_number_of_hosts_goes_on_with_the_same_batches_from_the_states_of_all_streams(
-    mix: str, cut: int
-) -> None:
+def test_any_number_of_hosts_goes_on_with_the_same_batches_from_the_states_of_all_streams(mix, cut):
     [data] = opened(mix)
     state = data.train.state(*divmod(cut, STEPS))
     assert isinstance(state, list)
@@ -81,7 +79,7 @@ def test_any_number_of_hosts_goes_on_with_the_same_batches_from_the_states_of_al
 
 
 @pytest.mark.parametrize("repeats", [1, 2])
-def test_what_an_epoch_must_train_on_is_known_from_the_orders(mix: str, repeats: int) -> None:
+def test_what_an_epoch_must_train_on_is_known_from_the_orders(mix, repeats):
     image = ImageConfig(size=8, train_crop="pad", eval_resize=8, augment_repeats=repeats)
     data = opened(mix, 2, image=image)
     length = len(data[0].train)
@@ -93,13 +91,13 @@ def test_what_an_epoch_must_train_on_is_known_from_the_orders(mix: str, repeats:
         assert seen.samples == 8 * length
 
 
-def train(config: TrainConfig) -> None:
+def train(config):
     launch(config, loop.train)
 
 
 def test_a_run_on_a_mixture_goes_on_where_it_stopped_records_by_set_and_is_explained(
-    mix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    mix, tmp_path, capsys
+):
     whole, pieces = (
         config_of(mix, tmp_path / name, record_losses=True) for name in ("whole", "pieces")
     )
@@ -142,8 +140,8 @@ def test_a_run_on_a_mixture_goes_on_where_it_stopped_records_by_set_and_is_expla
 
 
 def test_the_flags_of_a_mixture_mean_its_first_set_where_nothing_else_is_evaluated_on(
-    mix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    mix, tmp_path, capsys
+):
     sets = [word for one in mix.split(";") for word in ("--mix", one)]
     words = f"train --run-dir {tmp_path} --max-steps 2 --global-batch-size 8".split()
     assert command.main([*words, *sets]) == OK
@@ -158,9 +156,7 @@ def test_the_flags_of_a_mixture_mean_its_first_set_where_nothing_else_is_evaluat
     )
 
 
-def test_sets_whose_classes_differ_are_refused_with_the_difference(
-    mix: str, tmp_path: Path
-) -> None:
+def test_sets_whose_classes_differ_are_refused_with_the_difference(mix, tmp_path):
     samples = png_samples("train", 9, size=8, num_classes=3)
     new_set(samples, tmp_path, num_shards=1, num_classes=3)
     with pytest.raises(
@@ -170,12 +166,12 @@ def test_sets_whose_classes_differ_are_refused_with_the_difference(
 
 
 @pytest.mark.parametrize("mix", ["a", "a=", "a=x", "a=1;", "=1", "a=-1", "a=1@5", "a=1,2", ""])
-def test_what_is_no_mixture_is_refused_with_what_is_expected(mix: str) -> None:
+def test_what_is_no_mixture_is_refused_with_what_is_expected(mix):
     with pytest.raises(ConfigError, match="expected SET=WEIGHT or SET=WEIGHT,WEIGHT@STEP"):
         TrainConfig(manifest="a", mix=mix)
 
 
-def test_weights_that_do_not_fit_the_batch_are_refused_before_the_first_step(mix: str) -> None:
+def test_weights_that_do_not_fit_the_batch_are_refused_before_the_first_step(mix):
     first, second = (url for url, _ in mixed_sets(mix))
     with pytest.raises(ConfigError, match="without one; raise its weight"):
         opened(f"{first}=1;{second}=1,0.001@1000")
@@ -183,7 +179,7 @@ def test_weights_that_do_not_fit_the_batch_are_refused_before_the_first_step(mix
         TrainConfig(mix="a=1")
 
 
-def test_more_sets_than_ids_can_name_are_refused(tmp_path: Path) -> None:
+def test_more_sets_than_ids_can_name_are_refused(tmp_path):
     sets = [manifests.load(shard_set(tmp_path))] * (MAX_SETS + 1)
     with pytest.raises(ConfigError, match="a mixture of 256 sets, expected at most 255"):
         Mixture(sets, [{0: 1}] * len(sets), "train", seed=0, global_batch_size=512)

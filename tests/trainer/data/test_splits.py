@@ -11,20 +11,18 @@ from shardset.format.manifest import load
 from tests.makers.shardset import new_set, png_samples
 from tests.makers.training import NUM_TRAIN, tiny_config
 from tests.makers.views import put_view
-from trainer.config import ImageConfig, TrainConfig
+from trainer.config import ImageConfig
 from trainer.data import splits
 from trainer.data.epochs import SampleDigest, check_epoch, steps_of
-from trainer.data.splits import Data, open_data
+from trainer.data.splits import open_data
 
 
 @pytest.fixture(autouse=True)
-def few_synthetic_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_synthetic_samples(monkeypatch):
     monkeypatch.setattr(splits, "NUM_SAMPLES", NUM_TRAIN)
 
 
-def opened(
-    manifest: str, num_hosts: int, *, fake: bool, **changes: Any
-) -> tuple[TrainConfig, list[Data]]:
+def opened(manifest, num_hosts, *, fake, **changes: Any):
     """The data of each host of a run, from a shard set or synthetic."""
     config = tiny_config(None if fake else manifest, "run", fake_data=fake, **changes)
     return config, [open_data(config, host, num_hosts) for host in range(num_hosts)]
@@ -34,8 +32,8 @@ def opened(
     ("hosts", "repeats", "fake"), [(1, 1, False), (4, 1, False), (2, 3, False), (2, 3, True)]
 )
 def test_an_epoch_of_all_hosts_has_the_samples_and_the_weights_that_are_expected(
-    manifest: str, hosts: int, repeats: int, fake: bool
-) -> None:
+    manifest, hosts, repeats, fake
+):
     image = ImageConfig(size=8, train_crop="pad", eval_resize=8, augment_repeats=repeats)
     config, data = opened(manifest, hosts, fake=fake, global_batch_size=6, image=image)
     num_steps, seen = -(-repeats * NUM_TRAIN // 6), SampleDigest()
@@ -51,7 +49,7 @@ def test_an_epoch_of_all_hosts_has_the_samples_and_the_weights_that_are_expected
     assert weights.tolist() == [data[0].weight_of_step(step, size) for step in range(num_steps)]
 
 
-def test_the_budget_of_a_run_is_that_of_both_streams_and_makes_their_order(manifest: str) -> None:
+def test_the_budget_of_a_run_is_that_of_both_streams_and_makes_their_order(manifest):
     wide, narrow = (
         open_data(tiny_config(manifest, "run", budget_bytes=size), 0, 1)
         for size in (1 << 30, 180_000)
@@ -69,14 +67,12 @@ def test_the_budget_of_a_run_is_that_of_both_streams_and_makes_their_order(manif
         ({"manifest": "memory://nothing/here"}, "no manifest"),
     ],
 )
-def test_data_that_is_not_there_or_does_not_fit_is_refused(
-    manifest: str, changes: dict[str, Any], message: str
-) -> None:
+def test_data_that_is_not_there_or_does_not_fit_is_refused(manifest, changes, message):
     with pytest.raises((ConfigError, ManifestError), match=message):
         open_data(replace(tiny_config(manifest, "run"), **changes), 0, 1)
 
 
-def test_a_set_without_a_split_to_evaluate_on_is_refused_with_what_makes_one() -> None:
+def test_a_set_without_a_split_to_evaluate_on_is_refused_with_what_makes_one():
     url = new_set(png_samples("train", 20, size=8))
     config = tiny_config(url, "run", eval_split=None)
     with pytest.raises(
@@ -96,9 +92,7 @@ def test_a_set_without_a_split_to_evaluate_on_is_refused_with_what_makes_one() -
         (["train", "test", "extra"], None),
     ],
 )
-def test_a_run_evaluates_on_the_split_for_tuning_or_asks_for_a_name(
-    names: list[str], expected: str | None
-) -> None:
+def test_a_run_evaluates_on_the_split_for_tuning_or_asks_for_a_name(names, expected):
     url = new_set({name: png_samples(name, 20 + len(name), size=8) for name in names})
     config = tiny_config(url, "run", eval_split=None)
     if expected is None:
@@ -109,7 +103,7 @@ def test_a_run_evaluates_on_the_split_for_tuning_or_asks_for_a_name(
 
 
 @pytest.mark.parametrize("without", ["train", "val"])
-def test_a_split_with_samples_that_have_no_label_is_refused(without: str) -> None:
+def test_a_split_with_samples_that_have_no_label_is_refused(without):
     splits = {"train": png_samples("train", 20, size=8), "val": png_samples("val", 20, size=8)}
     splits[without][4:7] = [
         msgspec.structs.replace(sample, fields=sample.fields[:1], label=-1)
@@ -130,7 +124,7 @@ def test_a_split_with_samples_that_have_no_label_is_refused(without: str) -> Non
             open_data(tiny_config(view, "run"), 0, 1)
 
 
-def test_fake_batches_look_like_real_ones(manifest: str) -> None:
+def test_fake_batches_look_like_real_ones(manifest):
     real = next(steps_of(open_data(tiny_config(manifest, "run"), 0, 4).train, 0, 7))[2]
     fake = next(steps_of(open_data(tiny_config(None, "run", fake_data=True), 0, 4).train, 0, 7))[2]
     assert {name: (array.shape, array.dtype) for name, array in real.items()} == {
@@ -138,7 +132,7 @@ def test_fake_batches_look_like_real_ones(manifest: str) -> None:
     }
 
 
-def test_the_streams_of_a_run_keep_what_they_read_where_the_config_says(tmp_path) -> None:
+def test_the_streams_of_a_run_keep_what_they_read_where_the_config_says(tmp_path):
     splits = ("train", "val")
     url = new_set({name: png_samples(name, 20, size=8) for name in splits})
     config = replace(
@@ -165,7 +159,7 @@ def test_images_of_training_are_augmented_and_those_of_an_evaluation_are_not(man
     assert (images_of(plain, "evaluation") == images_of(augmented, "evaluation")).all()
 
 
-def test_an_evaluation_may_have_larger_images_than_training(manifest: str) -> None:
+def test_an_evaluation_may_have_larger_images_than_training(manifest):
     image = replace(tiny_config(manifest, "run").image, eval_resize=16, eval_size=12)
     for config in (
         tiny_config(manifest, "run", image=image),

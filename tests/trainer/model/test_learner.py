@@ -14,12 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardset.errors import ConfigError
 from tests.makers import models as makers
 from tests.makers.training import tiny_config
-from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
+from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig
 from trainer.errors import CheckpointError, TrainingError
-from trainer.model import build
-from trainer.model.augment import Normalize
+from trainer.model import networks
+from trainer.model.batch_transforms import Normalize
 from trainer.model.learner import Learner
-from trainer.run_folder import checkpoint_state
+from trainer.run_folder import checkpoint
 from trainer.runtime.base import Single
 
 CLASSES = 5
@@ -31,12 +31,12 @@ PLAIN = OptimizerConfig(
 Batch = dict[str, torch.Tensor]
 
 
-def linear(num_classes: int) -> nn.Module:
+def linear(num_classes):
     """A model without statistics of the batch."""
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, num_classes))
 
 
-def too_few(num_classes: int) -> nn.Module:
+def too_few(num_classes):
     return linear(num_classes - 2)
 
 
@@ -70,7 +70,7 @@ class TwoOutputs(nn.Module):
         return self.net(images_NCHW), None
 
 
-def shared_layers(num_classes: int) -> nn.Module:
+def shared_layers(num_classes):
     net = nn.Sequential(
         nn.Flatten(), nn.Linear(48, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, num_classes)
     )
@@ -78,54 +78,54 @@ def shared_layers(num_classes: int) -> nn.Module:
     return net
 
 
-def config_of(**changes: Any) -> TrainConfig:
+def config_of(**changes: Any):
     changes = {"model": ModelConfig(name=f"{__name__}:linear"), "optimizer": PLAIN, **changes}
     return tiny_config(None, "run", **changes)
 
 
-def learner_of(**changes: Any) -> Learner:
+def learner_of(**changes: Any):
     return Learner(Single("fp32"), config_of(**changes), CLASSES, None)
 
 
 batch_of = partial(makers.batch_of, size=4, classes=CLASSES)
 
 
-def mixing(size: int, *, seed: int = 0) -> Batch:
+def mixing(size, *, seed=0):
     return {**batch_of(size, seed=seed), "mix": torch.tensor([0.75, 0, 0, 0, 0]).repeat(size, 1)}
 
 
-def weights(net: nn.Module) -> torch.Tensor:
+def weights(net):
     return torch.cat([parameter.detach().clone().flatten() for parameter in net.parameters()])
 
 
-def gradient(batch: Batch, loss_of: Any) -> torch.Tensor:
+def gradient(batch, loss_of):
     """The gradient of a loss of (logits, labels) for fresh weights."""
-    net = build.build(config_of().model, CLASSES, 0)
+    net = networks.build(config_of().model, CLASSES, 0)
     loss = loss_of(net(Normalize()(batch["image"])), batch["label"])
     return torch.cat([one.flatten() for one in torch.autograd.grad(loss, list(net.parameters()))])
 
 
-def moved(batch: Batch, rate: float = 0.5, **changes: Any) -> torch.Tensor:
+def moved(batch, rate=0.5, **changes: Any):
     """How far one step at that rate moves the weights, divided by the rate."""
     learner = learner_of(**changes)
     before = weights(learner.net)
-    learner.train_step(batch, rate, key=1)
+    learner.train_step(batch, rate, key=1, weight=int((batch["weight"] > 0).sum()))
     return (before - weights(learner.net)) / rate
 
 
 @pytest.mark.parametrize("passes", [1, 2])
-def test_samples_of_weight_0_count_in_no_gradient_and_no_sum(passes: int) -> None:
+def test_samples_of_weight_0_count_in_no_gradient_and_no_sum(passes):
     whole = batch_of(8)
     whole["weight"][5:] = 0
     part = {name: tensor[:5] for name, tensor in whole.items()}
     torch.testing.assert_close(moved(whole, accumulate=passes), gradient(part, cross_entropy))
-    row = learner_of().train_step(whole, 0.0, key=1)
-    torch.testing.assert_close(row, learner_of().train_step(part, 0.0, key=1))
+    row = learner_of().train_step(whole, 0.0, key=1, weight=5)
+    torch.testing.assert_close(row, learner_of().train_step(part, 0.0, key=1, weight=5))
     assert row[1] == 5
 
 
 @pytest.mark.parametrize("passes", [1, 2])
-def test_a_replica_takes_the_weights_of_the_global_batch_from_the_plan(passes: int) -> None:
+def test_a_replica_takes_the_weights_of_the_global_batch_from_the_plan(passes):
     whole = batch_of(8)
     whole["weight"][5:] = 0
     own = {name: tensor[:4] for name, tensor in whole.items()}
@@ -138,7 +138,7 @@ def test_a_replica_takes_the_weights_of_the_global_batch_from_the_plan(passes: i
     )
 
 
-def test_a_step_waits_for_no_number_of_the_device() -> None:
+def test_a_step_waits_for_no_number_of_the_device():
     learner = learner_of(
         model=ModelConfig(name="trainer.model:tiny_resnet"),
         optimizer=OptimizerConfig(name="sgd"),
@@ -153,19 +153,17 @@ def test_a_step_waits_for_no_number_of_the_device() -> None:
 
 
 @pytest.mark.parametrize(("fields", "passes"), [((), 1), (("flip",), 2), (("flip", "mix"), 1)])
-def test_images_reach_the_model_in_channels_last_layout(
-    fields: tuple[str, ...], passes: int
-) -> None:
+def test_images_reach_the_model_in_channels_last_layout(fields, passes):
     learner, seen = learner_of(accumulate=passes), list[torch.Tensor]()
     learner.net.register_forward_pre_hook(lambda net, images: seen.extend(images))
     batch = mixing(8) | {"flip": torch.arange(8) % 2 == 0}
     names = ("image", "label", "weight", *fields)
-    learner.train_step({name: batch[name] for name in names}, 0.1, key=1)
+    learner.train_step({name: batch[name] for name in names}, 0.1, key=1, weight=8)
     assert len(seen) == passes
     assert all(images.is_contiguous(memory_format=torch.channels_last) for images in seen)
 
 
-def test_a_compiled_model_is_compiled_once_for_training_and_once_for_evaluation() -> None:
+def test_a_compiled_model_is_compiled_once_for_training_and_once_for_evaluation():
     counter = CompileCounterWithBackend("aot_eager")
 
     class Counting(Single):
@@ -182,14 +180,14 @@ def test_a_compiled_model_is_compiled_once_for_training_and_once_for_evaluation(
     assert counter.frame_count == 2
 
 
-def test_averaged_weights_are_evaluated_and_shared_ones_are_averaged_once_a_step() -> None:
+def test_averaged_weights_are_evaluated_and_shared_ones_are_averaged_once_a_step():
     learner = learner_of(
         model=ModelConfig(name=f"{__name__}:shared_layers"),
         regularize=RegularizeConfig(ema_decay=0.75),
     )
     expected = weights(learner.net)
     for step in range(3):
-        learner.train_step(batch_of(6, seed=step), 0.1, key=step)
+        learner.train_step(batch_of(6, seed=step), 0.1, key=step, weight=6)
         expected = 0.75 * expected + 0.25 * weights(learner.net)
     averaged = learner.state()["ema"]
     assert torch.equal(averaged["2.weight"], averaged["3.weight"])
@@ -222,17 +220,17 @@ class Replacing(nn.Module):
         return logits
 
 
-def test_a_buffer_that_a_layer_replaces_is_averaged_and_a_counter_is_copied() -> None:
+def test_a_buffer_that_a_layer_replaces_is_averaged_and_a_counter_is_copied():
     model = ModelConfig(name=f"{__name__}:Replacing")
     learner = learner_of(model=model, regularize=RegularizeConfig(ema_decay=0.5))
     for step in range(3):
-        learner.train_step(batch_of(6, seed=step), 0.1, key=step)
+        learner.train_step(batch_of(6, seed=step), 0.1, key=step, weight=6)
     averaged = learner.state()["ema"]
     assert (averaged["mean"], averaged["count"]) == (0.5 * (0.5 * 0.5 + 0.5 * 2) + 0.5 * 3, 3)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "lookahead_momentum"])
-def test_an_optimizer_resumes_as_if_it_had_not_stopped(name: str) -> None:
+def test_an_optimizer_resumes_as_if_it_had_not_stopped(name):
     optimizer = OptimizerConfig(
         name=name, learning_rate=0.01, head_learning_rate=0.1, weight_decay=0.01
     )
@@ -241,16 +239,18 @@ def test_an_optimizer_resumes_as_if_it_had_not_stopped(name: str) -> None:
     )
     learners = [Learner(Single("fp32"), config, CLASSES, None)]
     for step in range(3):
-        learners[0].train_step(batch_of(6, seed=step), 0.01, key=step)
-    state = torch.load(io.BytesIO(checkpoint_state.encode(learners[0].state())), weights_only=True)
+        learners[0].train_step(batch_of(6, seed=step), 0.01, key=step, weight=6)
+    state = torch.load(
+        io.BytesIO(checkpoint.state_to_bytes(learners[0].state())), weights_only=True
+    )
     learners.append(Learner(Single("fp32"), config, CLASSES, state))
     for step in range(3, 9):
         for learner in learners:
-            learner.train_step(batch_of(6, seed=step), 0.01, key=step)
+            learner.train_step(batch_of(6, seed=step), 0.01, key=step, weight=6)
     torch.testing.assert_close(*(weights(learner.net) for learner in learners), rtol=0, atol=0)
 
 
-def test_each_weight_keeps_its_moments_where_weight_decay_begins() -> None:
+def test_each_weight_keeps_its_moments_where_weight_decay_begins():
     def learner_with(weight_decay: float, state: dict[str, Any] | None) -> Learner:
         optimizer = OptimizerConfig(name="momentum", learning_rate=0.01, weight_decay=weight_decay)
         config = config_of(
@@ -262,14 +262,14 @@ def test_each_weight_keeps_its_moments_where_weight_decay_begins() -> None:
         return {name: moments["momentum_buffer"] for name, moments in state["optimizer"].items()}
 
     first = learner_with(0.0, None)
-    first.train_step(batch_of(6), 0.01, key=1)
+    first.train_step(batch_of(6), 0.01, key=1, weight=6)
     second = learner_with(0.1, first.state())
     torch.testing.assert_close(
         moments_of(second.state()), moments_of(first.state()), rtol=0, atol=0
     )
 
 
-def test_a_state_of_a_model_that_has_changed_is_refused_in_one_sentence() -> None:
+def test_a_state_of_a_model_that_has_changed_is_refused_in_one_sentence():
     state = Learner(Single("fp32"), config_of(), CLASSES + 1, None).state()
     with pytest.raises(
         CheckpointError,
@@ -278,18 +278,18 @@ def test_a_state_of_a_model_that_has_changed_is_refused_in_one_sentence() -> Non
         Learner(Single("fp32"), config_of(), CLASSES, state)
 
 
-def test_a_size_of_images_that_a_model_can_not_take_is_refused() -> None:
+def test_a_size_of_images_that_a_model_can_not_take_is_refused():
     name, reason = "vit_tiny_patch16_224", r"Input height \(8\) doesn't match model \(224\)"
     with pytest.raises(ConfigError, match=rf"^model '{name}' can't take images of 8x8.*{reason}"):
         learner_of(model=ModelConfig(name=name), image=ImageConfig(size=8))
 
 
 @pytest.mark.parametrize(("name", "found"), [("too_few", r"\[2, 3\]"), ("TwoOutputs", "a tuple")])
-def test_a_model_that_returns_no_number_for_each_class_is_refused(name: str, found: str) -> None:
+def test_a_model_that_returns_no_number_for_each_class_is_refused(name, found):
     # On XLA the loss of a label that has no number is that of another one.
     learner = learner_of(model=ModelConfig(name=f"{__name__}:{name}"))
     for step in (
-        lambda: learner.train_step(batch_of(2), 0.1, key=1),
+        lambda: learner.train_step(batch_of(2), 0.1, key=1, weight=2),
         lambda: learner.eval_step(batch_of(2)),
     ):
         with pytest.raises(
@@ -310,9 +310,9 @@ class TooLarge(nn.Linear):
         )
 
 
-def test_a_step_without_enough_memory_names_the_flags_to_change() -> None:
+def test_a_step_without_enough_memory_names_the_flags_to_change():
     learner = learner_of(model=ModelConfig(name=f"{__name__}:TooLarge"), accumulate=2)
     with pytest.raises(
         TrainingError, match=r"too small .*2\.00 GiB\.\); raise --set accumulate= .*--global-batch"
     ):
-        learner.train_step(batch_of(4), 0.1, key=0)
+        learner.train_step(batch_of(4), 0.1, key=0, weight=4)

@@ -6,24 +6,23 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 from shardset.errors import ConfigError
 from tests.makers.models import FLAT, batch_of
 from tests.makers.training import tiny_config
-from trainer.config import ModelConfig, OptimizerConfig, TrainConfig
-from trainer.model import build, pretrained
+from trainer.config import ModelConfig, OptimizerConfig
+from trainer.model import networks, pretrained
 from trainer.model.learner import Learner
 from trainer.runtime.base import Single
 
 TINY = "trainer.model:tiny_resnet"
 
 
-def built(classes: int, seed: int = 0, **changes: Any) -> nn.Module:
-    return build.build(ModelConfig(name=TINY, **changes), classes, seed)
+def built(classes, seed=0, **changes: Any):
+    return networks.build(ModelConfig(name=TINY, **changes), classes, seed)
 
 
-def write(folder: Path, kind: str, weights: dict[str, torch.Tensor]) -> str:
+def write(folder, kind, weights):
     path = folder / {"safetensors": "w.safetensors", "Lightning": "w.ckpt"}.get(kind, "w.pt")
     if kind == "safetensors":
         save_file(weights, path)
@@ -62,8 +61,8 @@ def write(folder: Path, kind: str, weights: dict[str, torch.Tensor]) -> str:
     ],
 )
 def test_weights_of_a_file_are_loaded_and_the_head_is_new_for_other_classes(
-    kind: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    kind, says, tmp_path, capsys
+):
     source = built(7, seed=1)
     path = write(tmp_path, kind, source.state_dict())
     net, fresh, same = (
@@ -84,7 +83,7 @@ class Call:
         return (print, ("code of the file ran",))
 
 
-def test_a_file_runs_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_runs_no_code(tmp_path, capsys):
     torch.save({"conv1.weight": Call()}, tmp_path / "w.pt")
     with pytest.raises(ConfigError, match="no weights can be read there"):
         built(3, pretrained=str(tmp_path / "w.pt"))
@@ -93,13 +92,13 @@ def test_a_file_runs_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("text", [b"", b"not weights"])
 @pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
-def test_a_file_without_weights_is_refused(name: str, text: bytes, tmp_path: Path) -> None:
+def test_a_file_without_weights_is_refused(name, text, tmp_path):
     (tmp_path / name).write_bytes(text)
     with pytest.raises(ConfigError, match=name):
         built(3, pretrained=str(tmp_path / name))
 
 
-def test_weights_of_another_model_and_missing_files_are_refused(tmp_path: Path) -> None:
+def test_weights_of_another_model_and_missing_files_are_refused(tmp_path):
     own = built(3).state_dict()
     other = {name.replace("conv1", "conv9"): value for name, value in own.items()}
     with pytest.raises(ConfigError, match=r"\d+ are missing or of other layers, such as conv1"):
@@ -112,21 +111,19 @@ def test_weights_of_another_model_and_missing_files_are_refused(tmp_path: Path) 
     with pytest.raises(ConfigError, match="is not timm's"):
         built(3, pretrained="timm")
     with pytest.raises(ConfigError, match=r"model\.stem"):
-        build.build(ModelConfig(name="resnet18", stem="cifar", pretrained="timm"), 3, 0)
+        networks.build(ModelConfig(name="resnet18", stem="cifar", pretrained="timm"), 3, 0)
 
 
-def test_without_a_network_the_error_names_the_file_way(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_a_network_the_error_names_the_file_way(monkeypatch, tmp_path):
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ConfigError, match="--pretrained FILE"):
-        build.build(ModelConfig(name="resnet18", pretrained="timm"), 3, 0)
+        networks.build(ModelConfig(name="resnet18", pretrained="timm"), 3, 0)
 
 
-def test_a_model_of_timm_says_which_images_it_was_trained_on() -> None:
+def test_a_model_of_timm_says_which_images_it_was_trained_on():
     half = (0.5, 0.5, 0.5)
     assert pretrained.input_of("vit_tiny_patch16_224", "timm") == {
         "image.size": 224,
@@ -138,7 +135,7 @@ def test_a_model_of_timm_says_which_images_it_was_trained_on() -> None:
     assert pretrained.input_of(TINY, "w.pt") == {}
 
 
-def test_a_foreign_file_of_facts_is_named(tmp_path: Path) -> None:
+def test_a_foreign_file_of_facts_is_named(tmp_path):
     (tmp_path / "model.json").write_text("{}")
     with pytest.raises(ConfigError, match="not what `export` writes"):
         pretrained.input_of(TINY, str(tmp_path / "model.safetensors"))
@@ -147,26 +144,26 @@ def test_a_foreign_file_of_facts_is_named(tmp_path: Path) -> None:
 # --- training on from them ------------------------------------------------------------------------
 
 
-def config_of(**changes: Any) -> TrainConfig:
+def config_of(**changes: Any):
     return tiny_config(None, "run", **{"model": ModelConfig(name=TINY), **changes})
 
 
-def moves(learner: Learner, rate: float) -> dict[str, float]:
+def moves(learner, rate):
     before = {name: value.clone() for name, value in learner.net.state_dict().items()}
-    learner.train_step(batch_of(8), rate, key=1)
+    learner.train_step(batch_of(8), rate, key=1, weight=8)
     after = learner.net.state_dict()
     return {
         name: float((after[name].float() - before[name].float()).abs().sum()) for name in before
     }
 
 
-def test_a_frozen_backbone_moves_neither_weights_nor_statistics() -> None:
+def test_a_frozen_backbone_moves_neither_weights_nor_statistics():
     config = config_of(model=ModelConfig(name=TINY, freeze=True))
     moved = moves(Learner(Single("fp32"), config, 5, None), 0.1)
     assert {name for name, distance in moved.items() if distance} == {"fc.weight", "fc.bias"}
 
 
-def test_a_model_that_does_not_name_its_head_can_not_be_frozen() -> None:
+def test_a_model_that_does_not_name_its_head_can_not_be_frozen():
     config = config_of(model=ModelConfig(name=FLAT, freeze=True))
     with pytest.raises(ConfigError, match="get_classifier"):
         Learner(Single("fp32"), config, 5, None)
@@ -177,7 +174,7 @@ PLAIN = OptimizerConfig(
 )
 
 
-def test_the_head_learns_at_its_own_rate_and_the_schedule_moves_both() -> None:
+def test_the_head_learns_at_its_own_rate_and_the_schedule_moves_both():
     both = replace(PLAIN, head_learning_rate=0.5)
     plain, scaled = (
         moves(Learner(Single("fp32"), config_of(optimizer=one), 5, None), 0.05)
@@ -187,7 +184,7 @@ def test_the_head_learns_at_its_own_rate_and_the_schedule_moves_both() -> None:
     assert scaled["conv1.weight"] == pytest.approx(plain["conv1.weight"], rel=1e-6)
 
 
-def test_a_checkpoint_needs_the_file_no_longer(tmp_path: Path) -> None:
+def test_a_checkpoint_needs_the_file_no_longer(tmp_path):
     path = write(tmp_path, "safetensors", built(5, seed=1).state_dict())
     config = config_of(model=ModelConfig(name=TINY, pretrained=path))
     state = Learner(Single("fp32"), config, 5, None).state()

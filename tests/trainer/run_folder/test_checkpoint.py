@@ -8,26 +8,24 @@ import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 import torch
 
 from shardset.errors import ConfigError, StorageError, TransientError
-from shardset.storage.base import Stat, Storage
+from shardset.storage.base import Stat
 from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
 from tests.makers.doors import told
 from trainer.errors import CheckpointError
-from trainer.run_folder import checkpoint, checkpoint_state
+from trainer.run_folder import checkpoint
 from trainer.run_folder.names import COMMIT, folder_of
 
 IDENTITY = {"manifest digest": "abc", "model": "resnet18", "seed": 0}
 
 
-def state_at(step: int) -> dict[str, Any]:
+def state_at(step):
     """What a checkpoint is told from, of the state that a run saves."""
     return {
         "identity": IDENTITY,
@@ -37,45 +35,43 @@ def state_at(step: int) -> dict[str, Any]:
     }
 
 
-def saved(
-    storage: Storage, *steps: int, keep: int = 10, top1: dict[int, float] | None = None
-) -> None:
+def saved(storage, *steps: int, keep=10, top1=None):
     writer = checkpoint.CheckpointWriter(storage, keep)
     for step in steps:
         writer.save(state_at(step), top1=(top1 or {}).get(step))
     writer.close()
 
 
-def put(storage: Storage, name: str, data: bytes) -> None:
+def put(storage, name, data):
     with storage.writer(name) as writer:
         writer.write(data)
 
 
-def state_of(storage: Storage, step: int) -> str:
+def state_of(storage, step):
     """The name of the state file of a committed checkpoint."""
     (commit,) = [commit for commit in checkpoint.commits(storage) if commit.step == step]
     return folder_of(step) + commit.state
 
 
-def unexpected(text: str) -> None:
+def unexpected(text):
     raise AssertionError(text)
 
 
-def newest(storage: Storage) -> tuple[checkpoint.CommitMark, dict[str, Any]]:
+def newest(storage):
     found = checkpoint.newest(storage, unexpected)
     assert found is not None
     return found
 
 
 def test_what_was_saved_comes_back_and_a_state_without_its_mark_does_not_count(
-    storage: Storage,
-) -> None:
+    storage,
+):
     assert checkpoint.newest(storage, unexpected) is None
     saved(storage, 5, 12)
     put(
         storage,
         folder_of(19) + checkpoint.new_state_name(),
-        checkpoint_state.encode(state_at(19)),
+        checkpoint.state_to_bytes(state_at(19)),
     )
     commit, state = newest(storage)
     assert (commit.step, commit.epoch, state["step"]) == (12, 1, 12)
@@ -84,9 +80,7 @@ def test_what_was_saved_comes_back_and_a_state_without_its_mark_does_not_count(
     assert plain["identity"] == IDENTITY
 
 
-def test_the_processes_of_a_machine_read_a_checkpoint_from_a_bucket_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_processes_of_a_machine_read_a_checkpoint_from_a_bucket_once(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     bucket = open_storage(f"memory://{uuid.uuid4().hex}/run")
@@ -124,9 +118,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(storage, damage):
 
 
 @pytest.mark.parametrize("damaged", ["state", "mark"])
-def test_damaged_checkpoints_alone_or_asked_for_by_name_are_an_error(
-    tmp_path: Path, damaged: str
-) -> None:
+def test_damaged_checkpoints_alone_or_asked_for_by_name_are_an_error(tmp_path, damaged):
     storage = open_storage(str(tmp_path))
     saved(storage, 5)
     put(
@@ -147,7 +139,7 @@ def test_damaged_checkpoints_alone_or_asked_for_by_name_are_an_error(
         checkpoint.at(open_storage(f"{tmp_path}/{folder_of(5)}"), unexpected)
 
 
-def test_the_newest_and_the_best_are_kept_and_the_rest_goes(storage: Storage) -> None:
+def test_the_newest_and_the_best_are_kept_and_the_rest_goes(storage):
     saved(storage, *range(1, 8), keep=2, top1={2: 0.5, 3: 0.9, 5: 0.9, 7: 0.1})
     assert [commit.step for commit in checkpoint.commits(storage)] == [3, 6, 7]
     assert {stat.name.split("/")[1] for stat in storage.list()} == {
@@ -156,8 +148,8 @@ def test_the_newest_and_the_best_are_kept_and_the_rest_goes(storage: Storage) ->
 
 
 def test_a_checkpoint_that_can_not_be_removed_stays_is_told_once_and_ends_no_run(
-    storage: Storage,
-) -> None:
+    storage,
+):
     saved(storage, 1, 2)
     held, notes = folder_of(1) + COMMIT, list[str]()
 
@@ -178,7 +170,7 @@ def test_a_checkpoint_that_can_not_be_removed_stays_is_told_once_and_ends_no_run
     assert notes == [f"old checkpoints that can't be removed stay: {held}: it is under a hold"]
 
 
-def test_a_url_means_a_checkpoint_or_the_newest_of_a_run(storage: Storage) -> None:
+def test_a_url_means_a_checkpoint_or_the_newest_of_a_run(storage):
     saved(storage, 5, 12)
     inside = folder_of(5)
     assert checkpoint.at(open_storage(f"{storage.url}/{inside}"), unexpected)[0].step == 5
@@ -187,9 +179,7 @@ def test_a_url_means_a_checkpoint_or_the_newest_of_a_run(storage: Storage) -> No
         checkpoint.at(open_storage(f"{storage.url}/elsewhere"), unexpected)
 
 
-def test_a_checkpoint_is_written_beside_the_run_and_counts_after_what_must_be_there_before() -> (
-    None
-):
+def test_a_checkpoint_is_written_beside_the_run_and_counts_after_what_must_be_there_before():
     storage, may_count = MemoryStorage(uuid.uuid4().hex, ""), threading.Event()
     writer = checkpoint.CheckpointWriter(storage, 3, before_commit=lambda: may_count.wait(600))
     writer.save(state_at(1), top1=None)
@@ -200,7 +190,7 @@ def test_a_checkpoint_is_written_beside_the_run_and_counts_after_what_must_be_th
 
 
 @pytest.mark.parametrize(("which", "value"), [("model", float("nan")), ("ema", float("inf"))])
-def test_weights_that_are_not_finite_are_never_saved(which: str, value: float) -> None:
+def test_weights_that_are_not_finite_are_never_saved(which, value):
     storage = MemoryStorage(uuid.uuid4().hex, "")
     saved(storage, 5)
     state = {**state_at(6), "ema": state_at(6)["model"]}
@@ -221,7 +211,7 @@ class Broken(MemoryStorage):
         return msgspec.structs.replace(stat, num_bytes=stat.num_bytes - lost)
 
 
-def test_an_upload_that_arrives_short_is_never_committed() -> None:
+def test_an_upload_that_arrives_short_is_never_committed():
     storage = Broken(uuid.uuid4().hex, "")
     with pytest.raises(CheckpointError, match="arrived"):
         saved(storage, 5)
@@ -230,8 +220,8 @@ def test_an_upload_that_arrives_short_is_never_committed() -> None:
 
 @pytest.mark.parametrize("num_failed", [1, 2])
 def test_one_checkpoint_that_could_not_be_written_is_made_good_by_the_next_one_and_two_end_the_run(
-    num_failed: int,
-) -> None:
+    num_failed,
+):
     refused, heard = (
         ["checkpoints/step-000000001", "checkpoints/step-000000002"][:num_failed],
         queue.Queue[str](),
@@ -255,36 +245,36 @@ def test_one_checkpoint_that_could_not_be_written_is_made_good_by_the_next_one_a
     writer.close()
 
 
-def test_a_pickle_that_calls_what_is_no_part_of_a_checkpoint_is_refused() -> None:
+def test_a_pickle_that_calls_what_is_no_part_of_a_checkpoint_is_refused():
     state = state_at(1) | {"further": Fraction(1, 2)}  # harmless, but a call all the same
     buffer = io.BytesIO()
     torch.save(state, buffer)
     assert torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)["further"] == 0.5
     for data in (buffer.getvalue(), pickle.dumps(state), b"", b"PK\x03\x04"):
         with pytest.raises(CheckpointError, match="not a checkpoint"):
-            checkpoint_state.decode(data, "x")
+            checkpoint.state_from_bytes(data, "x")
 
 
 @pytest.mark.parametrize("state", [None, 1, [], torch.zeros(2), {}, {"identity": None}])
-def test_a_state_that_names_no_run_is_not_a_checkpoint(state: Any) -> None:
+def test_a_state_that_names_no_run_is_not_a_checkpoint(state):
     buffer = io.BytesIO()
     torch.save(state, buffer)
     with pytest.raises(
         CheckpointError, match=r"x: not a checkpoint \(it holds no dict with the id"
     ):
-        checkpoint_state.decode(buffer.getvalue(), "x")
+        checkpoint.state_from_bytes(buffer.getvalue(), "x")
 
 
-def test_a_state_in_the_old_format_that_is_cut_anywhere_is_not_a_checkpoint() -> None:
+def test_a_state_in_the_old_format_that_is_cut_anywhere_is_not_a_checkpoint():
     buffer = io.BytesIO()
     torch.save(state_at(70_000), buffer, _use_new_zipfile_serialization=False)
     for size in range(len(buffer.getvalue())):
         with pytest.raises(CheckpointError, match="x: not a checkpoint"):
-            checkpoint_state.decode(buffer.getvalue()[:size], "x")
+            checkpoint.state_from_bytes(buffer.getvalue()[:size], "x")
 
 
 @pytest.mark.parametrize("mark", [b"", b"{}", b'{"format": 3', b'{"format": 3, "crc32c": "\xe1"}'])
-def test_a_checkpoint_whose_mark_is_damaged_is_passed_over_with_a_warning(mark: bytes) -> None:
+def test_a_checkpoint_whose_mark_is_damaged_is_passed_over_with_a_warning(mark):
     storage = MemoryStorage(uuid.uuid4().hex, "")
     saved(storage, 5, 12, top1={5: 0.5, 12: 0.9})
     put(storage, folder_of(12) + COMMIT, mark)
@@ -301,7 +291,7 @@ def test_a_checkpoint_whose_mark_is_damaged_is_passed_over_with_a_warning(mark: 
     assert [commit.step for commit in checkpoint.commits(storage, unexpected)] == [5, 12, 20]
 
 
-def test_a_checkpoint_of_another_format_is_refused_and_stays() -> None:
+def test_a_checkpoint_of_another_format_is_refused_and_stays():
     # Passed over like a damaged one, it would be removed by the run that went on from an older one.
     storage = MemoryStorage(uuid.uuid4().hex, "")
     saved(storage, 5, 12)
@@ -315,8 +305,8 @@ def test_a_checkpoint_of_another_format_is_refused_and_stays() -> None:
 
 
 def test_a_copy_that_a_user_keeps_beside_the_checkpoints_is_none_of_them_and_stays(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     storage = open_storage(str(tmp_path))
     saved(storage, 5)
     for copy in ("checkpoints/step-000000005.keep", "checkpoints/best", "checkpoints/step-5"):

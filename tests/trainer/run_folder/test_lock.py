@@ -1,13 +1,11 @@
 import subprocess
 import sys
 import uuid
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from shardset.errors import ConfigError
-from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers.doors import told
 from trainer.errors import RunTaken
@@ -15,7 +13,6 @@ from trainer.run_folder.lock import (
     HOLDER,
     Holder,
     Lease,
-    RunLock,
     acquire_run_lock,
     this_process,
 )
@@ -25,52 +22,50 @@ LONG_S = 600.0
 """Longer than any test: who waits so long has not seen what was there to see."""
 
 
-def unexpected(text: str) -> None:
+def unexpected(text):
     raise AssertionError(text)
 
 
-def take(storage: Storage) -> RunLock:
+def take(storage):
     return acquire_run_lock(storage, lambda _: None, beat_s=BEAT_S, patience_s=LONG_S)
 
 
-def stands(storage: Storage) -> Holder:
+def stands(storage):
     return msgspec.json.decode(storage.read(HOLDER), type=Holder)
 
 
-def leave_behind(storage: Storage, holder: Holder) -> None:
+def leave_behind(storage, holder):
     """The lease of a run that was killed."""
     with storage.writer(HOLDER) as writer:
         writer.write(msgspec.json.encode(holder))
 
 
 @pytest.mark.parametrize("url", ["~/run", "gs:/bucket/run"])
-def test_a_mistyped_address_creates_no_folder(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistyped_address_creates_no_folder(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=f"^{url}: "):
         acquire_run_lock(open_storage(url), unexpected)
     assert not list(tmp_path.iterdir())
 
 
-def of_another_machine() -> Holder:
+def of_another_machine():
     return msgspec.structs.replace(this_process(), host="elsewhere", machine="", pid=7)
 
 
-def dead_pid() -> int:
+def dead_pid():
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
 
 
 @pytest.fixture(params=["memory", pytest.param("gcs_root", marks=pytest.mark.gcs), "s3_root"])
-def bucket(request: pytest.FixtureRequest) -> Storage:
+def bucket(request):
     if request.param == "memory":
         return open_storage(f"memory://{uuid.uuid4().hex}/run")
     return open_storage(request.getfixturevalue(request.param))
 
 
-def test_a_second_living_run_is_refused_and_the_first_one_named(storage: Storage) -> None:
+def test_a_second_living_run_is_refused_and_the_first_one_named(storage):
     first = take(storage)
     with pytest.raises(
         ConfigError, match=f"process {this_process().pid} on .* writes to this run folder"
@@ -82,9 +77,7 @@ def test_a_second_living_run_is_refused_and_the_first_one_named(storage: Storage
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff not json"])
-def test_a_lease_that_nobody_renews_is_taken_after_a_while(
-    bucket: Storage, content: bytes | None
-) -> None:
+def test_a_lease_that_nobody_renews_is_taken_after_a_while(bucket, content):
     with bucket.writer(HOLDER) as writer:
         writer.write(msgspec.json.encode(of_another_machine()) if content is None else content)
     heard: list[str] = []
@@ -97,8 +90,8 @@ def test_a_lease_that_nobody_renews_is_taken_after_a_while(
 
 
 def test_a_hold_of_a_young_lease_is_kept_without_a_request_and_an_old_one_is_renewed(
-    bucket: Storage,
-) -> None:
+    bucket,
+):
     now, asked = [0.0], []
     door = told(bucket, uuid.uuid4().hex, lambda verb, name: asked.append(verb))
     held = Lease(
@@ -123,7 +116,7 @@ def test_a_lease_of_a_killed_process_of_this_machine_is_taken_at_once(bucket):
     taken.close()
 
 
-def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+def test_a_lock_ends_with_its_process(tmp_path):
     code = (
         "from shardset.storage.open import open_storage; from trainer.run_folder.lock import *;"
         f" held = acquire_run_lock(open_storage({str(tmp_path)!r}), print); print(1)"
@@ -139,7 +132,7 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["file", "file/run", "folder"])
-def test_a_folder_that_can_not_be_one_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_folder_that_can_not_be_one_is_refused(tmp_path, name):
     (tmp_path / "file").touch()
     (tmp_path / "folder" / HOLDER).mkdir(parents=True)
     with pytest.raises(

@@ -4,21 +4,20 @@ import uuid
 import pytest
 
 from shardset.errors import StorageError, TransientError
-from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers.doors import told
 from trainer.run_folder import upload
 from trainer.run_folder.upload import RunFolder
 
 
-def test_files_of_a_run_are_in_its_storage_when_it_closes(storage: Storage) -> None:
+def test_files_of_a_run_are_in_its_storage_when_it_closes(storage):
     folder = RunFolder(storage)
     (folder.local / "logs/host-000.log").write_text("a line\n")
     folder.close()
     assert storage.read("logs/host-000.log") == b"a line\n"
 
 
-def test_a_resumed_remote_run_appends() -> None:
+def test_a_resumed_remote_run_appends():
     url = f"memory://{uuid.uuid4().hex}/run"
     for number in range(2):
         folder = RunFolder(open_storage(url))
@@ -28,7 +27,7 @@ def test_a_resumed_remote_run_appends() -> None:
     assert open_storage(url).read("metrics.jsonl") == b"0\n1\n"
 
 
-def test_growing_files_take_no_more_of_the_network_the_longer_a_run_is() -> None:
+def test_growing_files_take_no_more_of_the_network_the_longer_a_run_is():
     folder = RunFolder(open_storage(f"memory://{uuid.uuid4().hex}/run"))
     (folder.local / "metrics.jsonl").write_bytes(bytes(8 << 20))
     (folder.local / "once").write_bytes(bytes(8 << 20))
@@ -49,8 +48,8 @@ def test_growing_files_take_no_more_of_the_network_the_longer_a_run_is() -> None
     ids=["out of reach", "refused"],
 )
 def test_what_could_not_be_copied_stays_on_the_disk_and_one_file_is_enough_to_see_it(
-    error: type[StorageError], expected: list[str]
-) -> None:
+    error, expected
+):
     tried: list[str] = []
 
     def refuse(verb: str, name: str) -> None:

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -19,11 +18,10 @@ import torch
 
 from shardset.errors import ConfigError
 from tests.makers.training import tiny_config
-from trainer.config import Precision
 from trainer.data.device_feed import DeviceFeed
 from trainer.model.learner import Learner
 from trainer.runtime import cuda
-from trainer.runtime.base import Runtime, Single
+from trainer.runtime.base import Single
 from trainer.runtime.torchtpu import TorchTpu
 from trainer.runtime.xla import Spmd
 
@@ -33,7 +31,7 @@ class LateStream:
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], object]] = []
-        self.num_given = self.num_host_waits = 0
+        self.num_given = 0
         self.lock = threading.Lock()
 
     def give(self, work: Callable[[], object]) -> None:
@@ -53,11 +51,6 @@ class LateStream:
 class LateEvent:
     def record(self, stream: LateStream) -> None:
         self.stream, self.at = stream, stream.num_given
-
-    def synchronize(self) -> None:
-        if self.stream.num_given - len(self.stream.waiting) < self.at:
-            self.stream.num_host_waits += 1
-        self.stream.do(self.at)
 
 
 class Compute:
@@ -99,47 +92,21 @@ class LateCopies(cuda.PinnedCopies):
 
     def __init__(self, late: LateCuda) -> None:
         super().__init__(torch.device("cpu"), late)
-        self.late, self.allocated = late.copies, 0
+        self.late = late.copies
 
-    def _pinned_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.allocated += 1
-        return torch.empty_like(tensor)
-
-    def _copy(self, pinned: torch.Tensor) -> torch.Tensor:
-        copy = torch.full_like(pinned, 99)
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        pinned, copy = tensor.clone(), torch.full_like(tensor, 99)
         self.late.give(lambda: copy.copy_(pinned))
         return copy
 
     def _keep(self, tensor: torch.Tensor, stream: Any) -> None: ...
 
 
-def numbered(number: int, size: int = 4) -> dict[str, torch.Tensor]:
+def numbered(number, size=4):
     return {"image": torch.full((size, 2), number), "weight": torch.full((size,), float(number))}
 
 
-def test_a_buffer_is_not_filled_before_its_copy_is_done() -> None:
-    late = LateCuda()
-    copies = LateCopies(late)
-    batches = [copies.start(numbered(number)) for number in range(3 * cuda.NUM_BUFFERS)]
-    assert late.copies.num_host_waits == 2 * cuda.NUM_BUFFERS
-    for number, batch in enumerate(batches):
-        copies.wait(batch)
-        assert batch["image"].unique().tolist() == [number]
-
-
-def test_buffers_follow_batches_of_another_shape() -> None:
-    copies = LateCopies(LateCuda())
-    for number, size in enumerate((4, 4, 4, 2, 2, 2, 4)):
-        own = numbered(number, size)
-        batch = copies.start(own)
-        own["image"].fill_(-1)  # the stream may use its memory again
-        copies.wait(batch)
-        assert batch["image"].tolist() == [[number, number]] * size
-    assert copies.allocated == 2 * 7
-    assert copies.late.num_host_waits == 0
-
-
-def test_the_feed_runs_ahead_and_its_thread_opens_no_context_on_another_device() -> None:
+def test_the_feed_runs_ahead_and_its_thread_opens_no_context_on_another_device():
     late = LateCuda(device=3)
     copies = LateCopies(late)
 
@@ -156,7 +123,7 @@ def test_the_feed_runs_ahead_and_its_thread_opens_no_context_on_another_device()
     assert late.contexts == {3}
 
 
-def test_rows_are_read_once_their_steps_are_done_and_no_later_step_is_waited_for() -> None:
+def test_rows_are_read_once_their_steps_are_done_and_no_later_step_is_waited_for():
     late = LateCuda()
     copies, steps = LateCopies(late), LateStream()
     rows, events = [torch.zeros(2) for _ in range(3)], []
@@ -168,7 +135,7 @@ def test_rows_are_read_once_their_steps_are_done_and_no_later_step_is_waited_for
     assert (rows[2].tolist(), len(late.copies.waiting)) == ([0, 0], 0)
 
 
-def test_tf32_is_for_products_and_convolutions_alike() -> None:
+def test_tf32_is_for_products_and_convolutions_alike():
     flags = (
         torch.backends.cudnn.allow_tf32,
         torch.backends.cudnn.benchmark,
@@ -183,9 +150,7 @@ def test_tf32_is_for_products_and_convolutions_alike() -> None:
         torch.set_float32_matmul_precision(precision)
 
 
-def test_compiling_without_a_compiler_or_the_headers_of_python_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_compiling_without_a_compiler_or_the_headers_of_python_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", sys.executable)
     with monkeypatch.context() as without:
         without.setattr("sysconfig.get_path", lambda name: str(tmp_path))
@@ -213,18 +178,14 @@ def test_compiling_without_a_compiler_or_the_headers_of_python_is_refused(
         ("adamw", Single, "bf16", {}),
     ],
 )
-def test_the_options_of_an_optimizer_follow_the_device(
-    name: str, kind: type[Runtime], precision: Precision, expected: dict[str, bool]
-) -> None:
+def test_the_options_of_an_optimizer_follow_the_device(name, kind, precision, expected):
     runtime = object.__new__(kind)  # whose device this machine lacks
     runtime.precision = precision
     assert runtime.optimizer_options(name) == expected
 
 
 @pytest.mark.parametrize("error", [KeyError("no such uid"), OSError])  # the first until Python 3.12
-def test_a_user_id_without_a_name_is_its_number(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_a_user_id_without_a_name_is_its_number(monkeypatch, error):
     monkeypatch.setattr("pwd.getpwuid", Mock(side_effect=error))
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.setenv(name, "")

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from subprocess import PIPE, STDOUT, Popen
 
@@ -26,7 +26,7 @@ Start = Callable[..., Popen[str]]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start():
     """Starts process `host` of so many that does something; what is left at the end is killed."""
     port, started = free_port(), []
 
@@ -49,7 +49,7 @@ def start() -> Iterator[Start]:
         process.communicate()
 
 
-def ready(*processes: Popen[str]) -> None:
+def ready(*processes: Popen[str]):
     """Waits until each stands where it will act and all know each other, and lets them."""
     for process in processes:
         assert process.stdout is not None
@@ -60,7 +60,7 @@ def ready(*processes: Popen[str]) -> None:
         process.stdin.flush()
 
 
-def end_of(process: Popen[str]) -> tuple[int, list[str]]:
+def end_of(process):
     output, _ = process.communicate(timeout=600)
     return process.returncode, output.splitlines()
 
@@ -74,9 +74,7 @@ def end_of(process: Popen[str]) -> tuple[int, list[str]]:
         pytest.param(1, signal.SIGSTOP, "hangs", marks=pytest.mark.nightly),
     ],
 )
-def test_those_who_wait_for_a_lost_process_in_native_code_say_so_and_end(
-    start: Start, sent: signal.Signals, word: str, lost: int
-) -> None:
+def test_those_who_wait_for_a_lost_process_in_native_code_say_so_and_end(start, sent, word, lost):
     processes = [start(host, 3, "wait") for host in range(3)]
     ready(*processes)
     os.kill(processes[lost].pid, sent)
@@ -93,7 +91,7 @@ def test_those_who_wait_for_a_lost_process_in_native_code_say_so_and_end(
         assert said.endswith("the same command resumes from the last checkpoint")
 
 
-def test_a_main_thread_that_ends_by_itself_after_a_loss_is_let_go(start: Start) -> None:
+def test_a_main_thread_that_ends_by_itself_after_a_loss_is_let_go(start):
     processes = [start(0, 2, "give up"), start(1, 2, "wait")]
     ready(*processes)
     processes[1].kill()
@@ -102,9 +100,7 @@ def test_a_main_thread_that_ends_by_itself_after_a_loss_is_let_go(start: Start) 
 
 
 @pytest.mark.parametrize("host", [0, 1])
-def test_a_process_that_fails_is_named_with_its_error_by_those_who_wait_for_it(
-    start: Start, host: int
-) -> None:
+def test_a_process_that_fails_is_named_with_its_error_by_those_who_wait_for_it(start, host):
     failing, waiting = start(host, 2, "fail"), start(1 - host, 2, "wait")
     ready(failing, waiting)
     code, lines = end_of(failing)
@@ -119,7 +115,7 @@ def test_a_process_that_fails_is_named_with_its_error_by_those_who_wait_for_it(
 
 
 @pytest.mark.slow
-def test_processes_that_end_well_one_after_the_other_hear_of_no_loss(start: Start) -> None:
+def test_processes_that_end_well_one_after_the_other_hear_of_no_loss(start):
     whats = {"later": 0, "end": 0, "preempted": PREEMPTED}
     processes = [start(host, len(whats), what) for host, what in enumerate(whats)]
     ready(*processes)
@@ -138,15 +134,13 @@ def test_processes_that_end_well_one_after_the_other_hear_of_no_loss(start: Star
         ),
     ],
 )
-def test_a_process_that_does_not_come_is_named(
-    start: Start, host: int, num_hosts: int, expected: str
-) -> None:
+def test_a_process_that_does_not_come_is_named(start, host, num_hosts, expected):
     code, lines = end_of(start(host, num_hosts, "wait alone"))
     assert code == FAILED
     assert re.search(expected, lines[-1])
 
 
-def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
+def test_a_port_that_is_taken_is_an_error_that_names_it():
     with (
         heartbeat.HeartbeatServer(heartbeat.Address("127.0.0.1", 0)) as server,
         pytest.raises(ConfigError, match=f"can't listen on port {server.address.port}"),
@@ -154,7 +148,7 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
         heartbeat.HeartbeatServer(server.address)
 
 
-def test_a_process_passes_over_the_servers_of_an_earlier_start() -> None:
+def test_a_process_passes_over_the_servers_of_an_earlier_start():
     timing = heartbeat.HeartbeatTiming(beat_s=0.05)
     anywhere = heartbeat.Address("127.0.0.1", 0, "of now")
     with (
@@ -186,7 +180,7 @@ def test_a_process_passes_over_the_servers_of_an_earlier_start() -> None:
         '{"who": "process 1", "host": 1, "token": "é", "end": "boom"}\n'.encode(),
     ],
 )
-def test_strangers_at_the_port_harm_nobody(said: bytes) -> None:
+def test_strangers_at_the_port_harm_nobody(said):
     timing = heartbeat.HeartbeatTiming(beat_s=0.05)
     with heartbeat.HeartbeatServer(heartbeat.Address("127.0.0.1", 0, "secret"), timing) as server:
         own = heartbeat.HeartbeatClient(timing)
@@ -199,7 +193,7 @@ def test_strangers_at_the_port_harm_nobody(said: bytes) -> None:
     assert (server._answer.lost, own._loss) == (None, None)
 
 
-def test_what_a_peer_says_cannot_control_a_log_or_a_terminal() -> None:
+def test_what_a_peer_says_cannot_control_a_log_or_a_terminal():
     timing, told = heartbeat.HeartbeatTiming(beat_s=0.05, grace_s=60), threading.Event()
     with heartbeat.HeartbeatServer(heartbeat.Address("127.0.0.1", 0), timing) as server:
         own = heartbeat.HeartbeatClient(timing)

@@ -3,8 +3,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,7 +45,7 @@ class Metadata(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def metadata() -> Iterator[str]:
+def metadata():
     Metadata.answers = {"/preempted": "FALSE", "/maintenance-event": "NONE"}
     Metadata.changed, Metadata.held = threading.Condition(), set()
     Metadata.num_broken, Metadata.is_closing = 0, False
@@ -59,13 +57,13 @@ def metadata() -> Iterator[str]:
         server.shutdown()
 
 
-def answer(path: str = "/preempted", text: str = "FALSE", *, is_closing: bool = False) -> None:
+def answer(path="/preempted", text="FALSE", *, is_closing=False):
     with Metadata.changed:
         Metadata.answers[path], Metadata.is_closing = text, is_closing
         Metadata.changed.notify_all()
 
 
-def test_sigterm_is_a_notice_and_the_old_handler_comes_back() -> None:
+def test_sigterm_is_a_notice_and_the_old_handler_comes_back():
     before = signal.getsignal(signal.SIGTERM)
     with PreemptionNotice() as notice:
         assert not notice
@@ -78,7 +76,7 @@ def test_sigterm_is_a_notice_and_the_old_handler_comes_back() -> None:
     ("path", "text"),
     [("/preempted", "TRUE"), ("/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")],
 )
-def test_each_announcement_reaches_the_run_at_once(metadata: str, path: str, text: str) -> None:
+def test_each_announcement_reaches_the_run_at_once(metadata, path, text):
     with PreemptionNotice(metadata) as notice:
         with Metadata.changed:  # a Spot machine has 30 s from then on
             assert Metadata.changed.wait_for(lambda: len(Metadata.held) == 2, timeout=60)
@@ -89,7 +87,7 @@ def test_each_announcement_reaches_the_run_at_once(metadata: str, path: str, tex
             time.sleep(0.01)
 
 
-def test_answers_that_are_not_http_are_asked_for_again(metadata: str) -> None:
+def test_answers_that_are_not_http_are_asked_for_again(metadata):
     Metadata.num_broken, Metadata.answers["/preempted"] = 2, "TRUE"
     with PreemptionNotice(metadata) as notice:
         while not notice:
@@ -98,9 +96,9 @@ def test_answers_that_are_not_http_are_asked_for_again(metadata: str) -> None:
 
 
 def test_a_run_knows_of_a_sigterm_before_it(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.setenv(preemption.RELAY, "")
     before: Any = preemption.listen()
     try:
@@ -115,9 +113,7 @@ def test_a_run_knows_of_a_sigterm_before_it(
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_launcher_tells_its_replicas_by_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launcher_tells_its_replicas_by_a_file(tmp_path, monkeypatch):
     monkeypatch.setenv(preemption.RELAY, "")
     with PreemptionNotice():  # which puts the handler back
         preemption.relay(tmp_path / "notice")

@@ -16,7 +16,7 @@ from trainer.telemetry import loggers
 
 
 @pytest.mark.slow
-def test_wandb_gets_every_number_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_gets_every_number_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     config = tiny_config(shard_set(tmp_path / "set"), tmp_path / "run", epochs=1, wandb=True)
     loop.train(Single("fp32"), replace(config, max_steps=3))
@@ -31,9 +31,7 @@ def test_wandb_gets_every_number_offline(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(texts) == STEPS
 
 
-def test_without_its_library_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_its_library_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match=r"pip install 'shardset\[wandb\]'"):
         loggers.start_wandb(tiny_config(None, tmp_path), tmp_path)

@@ -1,7 +1,6 @@
 import json
 import sys
 import uuid
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from shardset.errors import ConfigError
 from shardset.storage.memory import MemoryStorage
 from tests.makers.records import EVALUATION, FINAL, STEP
-from trainer.data.rows import Totals, sums_of
+from trainer.data.step_rows import Totals, seen
 from trainer.run_folder import names
 from trainer.telemetry import metrics
 from trainer.telemetry.counts import SMOOTHING, Rates
@@ -23,14 +22,14 @@ from trainer.telemetry.metrics import RunLog
 @given(st.integers(1, 40), st.integers(0, 40), st.integers(2, 12), st.integers(0, 1000))
 @pytest.mark.parametrize("scale", [1e-6, 1 / 64, 1.0, 1e6])
 def test_weighted_means_leave_out_the_pads_whatever_the_scale_of_the_weights(
-    scale: float, real: int, pads: int, classes: int, seed: int
-) -> None:
+    scale, real, pads, classes, seed
+):
     draw = torch.Generator().manual_seed(seed)
     logits = torch.randn(real + pads, classes, generator=draw)
     labels = torch.randint(0, classes, (real + pads,), generator=draw)
     weights = scale * torch.cat([torch.ones(real), torch.zeros(pads)])
-    best = logits.topk(min(5, classes)).indices
-    totals = Totals().add(sums_of(torch.ones(real + pads), best, labels, weights).unsqueeze(0))
+    batch = {"label": labels, "weight": weights}
+    totals = Totals().add(seen(batch, torch.ones(real + pads), logits).sums.unsqueeze(0))
     ranks = (logits > logits.gather(1, labels.unsqueeze(1))).sum(1)[:real]
     # over samples, however they lie in batches
     shares = [int((ranks < most).sum()) / real for most in (1, 5)]
@@ -39,7 +38,7 @@ def test_weighted_means_leave_out_the_pads_whatever_the_scale_of_the_weights(
     assert Totals().mean("loss") == 0
 
 
-def test_rates_leave_out_what_comes_before_a_mark() -> None:
+def test_rates_leave_out_what_comes_before_a_mark():
     rates = Rates()
     rates.add(10, 100.0)
     rates.add(10, 101.0)
@@ -49,15 +48,13 @@ def test_rates_leave_out_what_comes_before_a_mark() -> None:
     assert rates.rate == pytest.approx(SMOOTHING * 20 + (1 - SMOOTHING) * 10)
 
 
-def test_a_step_line_has_the_fields_of_the_original_by_name() -> None:
+def test_a_step_line_has_the_fields_of_the_original_by_name():
     line = metrics.line_of(STEP)
     assert line.startswith("step device=cpu epoch=1 step=0 ")
     assert {"loss=2", "rate=90", "global_rate=80"} <= set(line.split())
 
 
-def test_records_go_to_the_log_the_json_lines_and_tensorboard(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_records_go_to_the_log_the_json_lines_and_tensorboard(tmp_path, capsys):
     other = RunLog(tmp_path, 3)  # only the first host prints and writes events
     other.record(STEP)
     other.close()
@@ -75,7 +72,7 @@ def test_records_go_to_the_log_the_json_lines_and_tensorboard(
     assert capsys.readouterr().out == "a sentence\n"
 
 
-def test_tensorboard_shows_each_step_once_after_a_kill(tmp_path: Path) -> None:
+def test_tensorboard_shows_each_step_once_after_a_kill(tmp_path):
     for start in (0, 2):  # the second run resumes at step 2, after which the first one wrote
         log = RunLog(tmp_path)
         log.start(start)
@@ -92,11 +89,11 @@ def test_tensorboard_shows_each_step_once_after_a_kill(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_only_a_terminal_has_a_progress_line_and_it_makes_way_for_others(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    is_terminal: bool,
-) -> None:
+    tmp_path,
+    capsys,
+    monkeypatch,
+    is_terminal,
+):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     log = RunLog(tmp_path)
     log.progress("step 10")
@@ -105,7 +102,7 @@ def test_only_a_terminal_has_a_progress_line_and_it_makes_way_for_others(
     log.close()
 
 
-def test_merged_logs_are_in_the_order_of_time_and_an_entry_of_several_lines_stays_whole() -> None:
+def test_merged_logs_are_in_the_order_of_time_and_an_entry_of_several_lines_stays_whole():
     storage = MemoryStorage(uuid.uuid4().hex, "")
     with pytest.raises(
         ConfigError,
@@ -126,11 +123,11 @@ def test_merged_logs_are_in_the_order_of_time_and_an_entry_of_several_lines_stay
     ]
 
 
-def test_a_run_without_an_evaluation_has_a_final_line() -> None:
+def test_a_run_without_an_evaluation_has_a_final_line():
     assert "accuracy=None" in metrics.line_of(msgspec.structs.replace(FINAL, accuracy=None))
 
 
-def test_a_record_after_one_that_was_cut_has_a_line_of_its_own(tmp_path: Path) -> None:
+def test_a_record_after_one_that_was_cut_has_a_line_of_its_own(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"kind": "epo')
     log = RunLog(tmp_path)
     log.record(STEP)

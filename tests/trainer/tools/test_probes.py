@@ -1,8 +1,6 @@
 """What the doctor sees of a machine, from real servers, files and processes."""
 
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,17 +9,19 @@ from shardset.errors import ConfigError, NotFound, StorageError, TransientError
 from tests.makers.ports import free_port
 from tests.makers.training import shard_set, tiny_config
 from tests.makers.web import WebServer
+from trainer.runtime import machine
 from trainer.tools import probes
 
 ENDPOINTS = "t1v-n-0:uid0:10.130.0.10,t1v-n-1:uid1:10.130.0.11"
 
 
 @pytest.fixture
-def metadata(tmp_path: Path) -> Iterator[WebServer]:
+def metadata(tmp_path):
     """A server with the files of Google's metadata server, but without its header."""
     place = tmp_path / "computeMetadata/v1/instance/attributes"
     place.mkdir(parents=True)
     (place / "worker-network-endpoints").write_text(ENDPOINTS)
+    (place / "agent-worker-number").write_text("1")
     (place.parent / "zone").write_text("projects/1/zones/us-central2-b")
     with WebServer(tmp_path) as server:
         yield server
@@ -31,15 +31,15 @@ def test_zone_and_workers_come_from_the_metadata_server(metadata, monkeypatch):
     metadata.changed = {"Metadata-Flavor": "Google"}
     monkeypatch.setenv("GCE_METADATA_HOST", metadata.url.removeprefix("http://"))
     assert probes.zone() == "us-central2-b"
-    assert probes.workers() == ["10.130.0.10", "10.130.0.11"]
-    assert probes.metadata("attributes/nothing") is None
+    assert machine.tpu_workers() == (["10.130.0.10", "10.130.0.11"], 1)
+    assert machine.metadata("attributes/nothing") is None
 
 
 def test_without_googles_metadata_server_nothing_is_known(metadata, monkeypatch):
     for address in (metadata.url.removeprefix("http://"), f"127.0.0.1:{free_port()}"):
         monkeypatch.setenv("GCE_METADATA_HOST", address)
         assert probes.zone() is None
-        assert probes.workers() == []
+        assert machine.tpu_workers() == ([], 0)
 
 
 def test_open_ports_closed_ones_and_unknown_hosts_are_told_apart():

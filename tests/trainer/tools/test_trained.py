@@ -22,7 +22,7 @@ from trainer import loop
 from trainer.config import ImageConfig, ModelConfig, RegularizeConfig
 from trainer.data.splits import open_data
 from trainer.errors import CheckpointError
-from trainer.model import build
+from trainer.model import networks
 from trainer.run_folder import checkpoint
 from trainer.runtime.base import Single
 from trainer.tools import export, trained
@@ -32,7 +32,7 @@ MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+def run(tmp_path_factory):
     """The folder of a run of one epoch, with averaged weights."""
     folder = tmp_path_factory.mktemp("run")
     config = tiny_config(
@@ -56,14 +56,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
     for serial in range(3):
         (folder / f"{serial}.png").write_bytes(encode(pixels(serial, 8, 8), "png"))
     return folder
 
 
-def test_a_run_gives_the_model_that_its_evaluation_measured_to_the_last_sample(run: str) -> None:
+def test_a_run_gives_the_model_that_its_evaluation_measured_to_the_last_sample(run):
     model = trained.opened(run)
     data = open_data(configs.recorded(open_storage(run)), 0, 1)
     correct, loss = 0, 0.0
@@ -78,7 +78,7 @@ def test_a_run_gives_the_model_that_its_evaluation_measured_to_the_last_sample(r
     assert model.facts.classes == [f"class {label}" for label in range(10)]
 
 
-def test_an_export_is_the_model_of_the_run_with_its_facts(run: str, tmp_path: Path) -> None:
+def test_an_export_is_the_model_of_the_run_with_its_facts(run, tmp_path):
     assert command.main(["export", run, "--output", str(tmp_path), "--onnx"]) == OK
     assert sorted(one.name for one in tmp_path.iterdir()) == [
         "model.json", "model.onnx", "model.safetensors",
@@ -97,9 +97,9 @@ def test_an_export_is_the_model_of_the_run_with_its_facts(run: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["eva02_tiny_patch14_224", "vit_small_patch16_dinov3"])
-def test_attention_of_timm_becomes_a_graph(run: str, name: str, tmp_path: Path) -> None:
+def test_attention_of_timm_becomes_a_graph(run, name, tmp_path):
     small: Any = {"img_size": 8, "patch_size": 4, "depth": 1, "embed_dim": 32, "num_heads": 2}
-    net = build.build(ModelConfig(name=name, kwargs=small), 10, 0).eval()
+    net = networks.build(ModelConfig(name=name, kwargs=small), 10, 0).eval()
     export.write(trained.opened(run)._replace(net=net), str(tmp_path), onnx=True)
     images = np.random.default_rng(0).random((5, 3, 8, 8), dtype=np.float32)
     graph = onnxruntime.InferenceSession(tmp_path / "model.onnx")
@@ -108,8 +108,8 @@ def test_attention_of_timm_becomes_a_graph(run: str, name: str, tmp_path: Path) 
 
 
 def test_a_model_without_a_graph_leaves_its_weights_and_says_why_in_a_sentence(
-    run: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    run, tmp_path, capfd
+):
     # As in VGG on small images: 8 pixels are no multiple of 5.
     net = nn.Sequential(nn.AdaptiveAvgPool2d(5), nn.Flatten(), nn.Linear(75, 10))
     with pytest.raises(
@@ -120,9 +120,7 @@ def test_a_model_without_a_graph_leaves_its_weights_and_says_why_in_a_sentence(
     assert "graph" not in capfd.readouterr().out
 
 
-def test_predictions_are_the_most_probable_classes_of_each_image(
-    run: str, images: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predictions_are_the_most_probable_classes_of_each_image(run, images, capsys):
     words = ["predict", "--from", run, str(images), "--top", "2", "--json"]
     assert command.main(words) == OK
     first = json.loads(capsys.readouterr().out.splitlines()[0])
@@ -131,11 +129,11 @@ def test_predictions_are_the_most_probable_classes_of_each_image(
     assert best >= second > 0
 
 
-def narrow_net(num_classes: int, width: int = 8) -> nn.Module:
+def narrow_net(num_classes, width=8):
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, width), nn.Linear(width, num_classes))
 
 
-def test_an_export_keeps_the_arguments_of_the_model(tmp_path: Path) -> None:
+def test_an_export_keeps_the_arguments_of_the_model(tmp_path):
     config = tiny_config(
         shard_set(tmp_path / "set"), tmp_path / "run", epochs=1,
         model=ModelConfig(name=f"{__name__}:narrow_net", kwargs={"width": 5}),
@@ -148,8 +146,8 @@ def test_an_export_keeps_the_arguments_of_the_model(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_image_is_named_and_the_others_are_predicted(
-    run: str, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    run, images, tmp_path, capsys
+):
     (tmp_path / "no.png").write_bytes(b"no image")
     names = [tmp_path / "no.png", images / "1.png", tmp_path / "nothing.png"]
     assert command.main(["predict", "--from", run, *map(str, names)]) == FAILED
@@ -168,9 +166,7 @@ def test_a_file_that_is_no_image_is_named_and_the_others_are_predicted(
         (["predict", "--from", "RUN", "EMPTY"], "no images in this folder"),
     ],
 )
-def test_wrong_words_are_refused(
-    words: list[str], message: str, run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_words_are_refused(words, message, run, tmp_path, capsys):
     places = {"RUN": run, "OUT": str(tmp_path / "out"), "EMPTY": str(tmp_path)}
     assert command.main([places.get(word, word) for word in words]) == USAGE
     assert message in capsys.readouterr().err
@@ -178,14 +174,14 @@ def test_wrong_words_are_refused(
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.json"])
 @pytest.mark.parametrize("content", [b"short", b"{}"])
-def test_a_damaged_export_is_refused(run: str, tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_damaged_export_is_refused(run, tmp_path, name, content):
     export.write(trained.opened(run), str(tmp_path))
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(CheckpointError, match="export the model again"):
+    with pytest.raises((CheckpointError, ConfigError), match="export the model again"):
         trained.opened(str(tmp_path))
 
 
-def test_exported_weights_start_another_run(run: str, tmp_path: Path) -> None:
+def test_exported_weights_start_another_run(run, tmp_path):
     export.write(trained.opened(run), str(tmp_path / "model"))
     words = f"""train --manifest {Path(run).parent}/set --run-dir {tmp_path}/run --strategy single
         --pretrained {tmp_path}/model/model.safetensors --freeze --epochs 1"""

@@ -41,7 +41,7 @@ class Refused(Exception):
     """gcloud ends with a code and says why."""
 
 
-def main(words: list[str]) -> int:
+def main(words):
     """One call; returns its exit code."""
     folder = Path(os.environ["FAKE_GCLOUD"])
     with (folder / "calls.jsonl").open("a") as log:
@@ -68,13 +68,13 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def run(home: Path, command: str) -> int:
+def run(home, command):
     return subprocess.run(
         ["bash", "-c", command], cwd=home, env=os.environ | {"HOME": str(home)}
     ).returncode
 
 
-def parsed(words: list[str]) -> tuple[str, list[str], dict[str, str]]:
+def parsed(words):
     """The command, its positionals and flags; Refused unless all of it is documented."""
     name = next(
         (known for known in REFERENCE if words[: known.count(" ") + 1] == known.split()), None

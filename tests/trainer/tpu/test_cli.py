@@ -87,14 +87,14 @@ class Cloud:
         ]
 
 
-def program(path: Path, text: str) -> None:
+def program(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)
 
 
 @pytest.fixture
-def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
+def cloud(tmp_path, monkeypatch):
     made = Cloud(tmp_path)
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
@@ -103,7 +103,7 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
 
 
 @pytest.fixture
-def tpu(cloud: Cloud, capfd: pytest.CaptureFixture[str]) -> Run:
+def tpu(cloud, capfd):
     """Runs a verb on `my-tpu`; returns its exit code, output and errors."""
 
     def run(verb: str, *words: str) -> tuple[int, str, str]:
@@ -113,7 +113,7 @@ def tpu(cloud: Cloud, capfd: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
-def last(errors: str) -> str:
+def last(errors):
     return errors.strip().splitlines()[-1]
 
 

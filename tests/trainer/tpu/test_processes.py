@@ -46,7 +46,7 @@ sys.exit(processes.run([sys.executable, *sys.argv[1:]], told))
 """
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+def start(folder, *words: str):
     """Two processes of a command, under the launcher."""
     path = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
@@ -56,7 +56,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def test_processes_are_numbered_over_all_machines_and_meet_at_the_first() -> None:
+def test_processes_are_numbered_over_all_machines_and_meet_at_the_first():
     base = {
         "NNODES": "2",
         "NODE_RANK": "1",
@@ -71,27 +71,25 @@ def test_processes_are_numbered_over_all_machines_and_meet_at_the_first() -> Non
     assert all(one.items() >= (base | shared).items() for one in told)
 
 
-def test_a_machine_has_its_share_of_all_processes() -> None:
+def test_a_machine_has_its_share_of_all_processes():
     environment = {torchtpu.ADDRESSES: "a:1,a:2,b:1,b:2", "NNODES": "2"}
     assert torchtpu.num_local_processes(environment) == 2
 
 
 @pytest.mark.parametrize(("codes", "expected"), [("0,0", 0), ("0,3", 3)])
-def test_the_launcher_ends_with_the_code_of_a_process_that_failed(
-    tmp_path: Path, codes: str, expected: int
-) -> None:
+def test_the_launcher_ends_with_the_code_of_a_process_that_failed(tmp_path, codes, expected):
     process = start(tmp_path, "-c", STAND_IN, codes)
     assert finish(process)[0] == expected
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_counts_as_in_a_shell(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_counts_as_in_a_shell(tmp_path):
     process = start(tmp_path, "-c", "import os; os.kill(os.getpid(), 9)")
     assert finish(process)[0] == 128 + signal.SIGKILL
 
 
 @pytest.mark.slow
-def test_sigterm_reaches_every_process_and_their_code_comes_back(tmp_path: Path) -> None:
+def test_sigterm_reaches_every_process_and_their_code_comes_back(tmp_path):
     process = start(tmp_path, "-c", STAND_IN, "wait,wait")
     while len(list(tmp_path.glob("waits-*"))) < 2 and process.poll() is None:
         time.sleep(0.02)
@@ -99,7 +97,7 @@ def test_sigterm_reaches_every_process_and_their_code_comes_back(tmp_path: Path)
     assert finish(process)[0] == PREEMPTED
 
 
-def test_without_torchtpu_the_launcher_says_what_to_install(tmp_path: Path) -> None:
+def test_without_torchtpu_the_launcher_says_what_to_install(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "trainer.tpu.processes", "--epochs=1"],
         capture_output=True,
@@ -111,7 +109,7 @@ def test_without_torchtpu_the_launcher_says_what_to_install(tmp_path: Path) -> N
 
 
 @pytest.mark.nightly
-def test_processes_of_the_launcher_train_as_one_device_does(tmp_path: Path) -> None:
+def test_processes_of_the_launcher_train_as_one_device_does(tmp_path):
     config = tiny_config(
         shard_set(tmp_path / "set"),
         tmp_path / "single",

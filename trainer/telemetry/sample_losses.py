@@ -9,7 +9,6 @@ import numpy as np
 
 from shardset.errors import ConfigError
 from shardset.storage.base import Storage
-from shardset.storage.checked import read_small
 from trainer.data.mixture import ID_OF_SET
 
 LOSSES = "losses/"
@@ -55,7 +54,7 @@ def read_losses(
 
     for name in [stat.name for stat in folder.list(LOSSES)]:
         with parquet_errors(fail):
-            table = open_table(read_small(folder, name)).read()
+            table = open_table(folder.read(name)).read()
             if "source" in table.column_names:
                 table = table.filter(pyarrow.compute.field("source") == source)
             ids, loss, top1 = (table[column].to_numpy() for column in ("id", "loss", "top1"))

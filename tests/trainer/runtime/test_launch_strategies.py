@@ -44,14 +44,13 @@ from trainer.config import (
     OptimizerConfig,
     RegularizeConfig,
     Strategy,
-    TrainConfig,
 )
 from trainer.run_folder import checkpoint
-from trainer.telemetry.losses import read_losses
+from trainer.telemetry.sample_losses import read_losses
 
 pytestmark = pytest.mark.slow
 
-PLACE = "tests.trainer.runtime.test_strategies"
+PLACE = "tests.trainer.runtime.test_launch_strategies"
 
 CALM = OptimizerConfig(learning_rate=0.01)
 """At 0.05 the tiny net turns a rounding of 1e-7 into 1e-3 within 20 steps, on one device too:
@@ -88,14 +87,14 @@ START_S = 300
 """What a busy machine may take to import torch: a process waits for the others from then on."""
 
 
-def succeed(config: TrainConfig, **how: Any) -> str:
+def succeed(config, **how: Any):
     """Runs the trainer in a separate process; returns its output."""
     code, output = finish(trainer(config, **how))
     assert code == OK, output
     return output
 
 
-def in_json(config: TrainConfig) -> str:
+def in_json(config):
     return json.dumps(configs.to_dict(config))
 
 
@@ -112,7 +111,7 @@ def script(name, *arguments):
 
 
 @pytest.fixture(scope="module")
-def plain(manifest: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def plain(manifest, tmp_path_factory):
     """The folders of three epochs on one device in plain torch, with each norm."""
     folders = {norm: tmp_path_factory.mktemp(norm) for norm in ("batch", "group")}
     for norm, folder in folders.items():
@@ -120,14 +119,14 @@ def plain(manifest: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return folders
 
 
-def calm(manifest: str, folder: Path | str, norm: Any = "group", **changes: Any) -> TrainConfig:
+def calm(manifest, folder, norm="group", **changes: Any):
     model = ModelConfig(name="trainer.model:tiny_resnet", norm=norm)
     return tiny_config(
         manifest, folder, epochs=3, model=model, optimizer=CALM, record_losses=True, **changes
     )
 
 
-def has_the_losses_of(folder: Path, plain: Path) -> bool:
+def has_the_losses_of(folder, plain):
     """Whether a run of three epochs has recorded every sample of another one, once, with its loss
     up to rounding.
     """
@@ -143,7 +142,7 @@ def has_the_losses_of(folder: Path, plain: Path) -> bool:
     )
 
 
-def train(config: TrainConfig, how: dict[str, int]) -> None:
+def train(config, how):
     if "replicas" in how:
         script("tests.makers.replicas", str(how["replicas"]), in_json(config))
     else:
@@ -159,13 +158,13 @@ def train(config: TrainConfig, how: dict[str, int]) -> None:
     ],
 )
 def test_a_strategy_equals_one_device(
-    manifest: str,
-    tmp_path: Path,
-    plain: dict[str, Path],
-    strategy: Strategy,
-    how: dict[str, int],
-    norm: str,
-) -> None:
+    manifest,
+    tmp_path,
+    plain,
+    strategy,
+    how,
+    norm,
+):
     train(calm(manifest, tmp_path, norm, strategy=strategy), how)
     assert len(losses(tmp_path)) == 3 * STEPS
     assert largest_difference(losses(tmp_path), losses(plain[norm])) < TOLERANCE
@@ -180,9 +179,7 @@ def test_a_strategy_equals_one_device(
         assert len(list((tmp_path / "logs").iterdir())) == 3
 
 
-def test_a_run_moves_between_strategies_and_world_sizes_in_mid_epoch(
-    manifest: str, tmp_path: Path, plain: dict[str, Path]
-) -> None:
+def test_a_run_moves_between_strategies_and_world_sizes_in_mid_epoch(manifest, tmp_path, plain):
     lives: list[tuple[Strategy, dict[str, int], int | None]] = [
         ("spmd", {"devices": 3}, 5),
         ("ddp", {"processes": 2}, 11),
@@ -206,7 +203,7 @@ def test_a_run_moves_between_strategies_and_world_sizes_in_mid_epoch(
 
 
 @pytest.mark.nightly
-def test_images_are_mixed_without_moving_between_devices(manifest: str, tmp_path: Path) -> None:
+def test_images_are_mixed_without_moving_between_devices(manifest, tmp_path):
     model, regularize = ModelConfig(name=FLAT), RegularizeConfig(mixup=0.4, cutmix=1.0)
     config = tiny_config(
         manifest, tmp_path / "run", epochs=1, model=model, regularize=regularize, strategy="spmd"
@@ -230,7 +227,7 @@ def test_images_are_mixed_without_moving_between_devices(manifest: str, tmp_path
 
 
 @pytest.mark.nightly
-def test_facts_of_spmd_on_four_devices() -> None:
+def test_facts_of_spmd_on_four_devices():
     facts = json.loads(script("tests.makers.xla_facts").splitlines()[-1])
     # Labels are cut like images: one spec for both would leave them whole without a word.
     assert "devices=[4]" in facts["shardings"]["label"]
@@ -248,7 +245,7 @@ def test_facts_of_spmd_on_four_devices() -> None:
         assert far < ROUNDING, way
 
 
-def test_spmd_takes_the_steps_of_one_device_at_a_rate_that_changes() -> None:
+def test_spmd_takes_the_steps_of_one_device_at_a_rate_that_changes():
     found = json.loads(script("tests.makers.xla_facts", *WAYS).splitlines()[-1])
     assert found.keys() == WAYS.keys()
     for way, (graphs, far) in found.items():
@@ -257,7 +254,7 @@ def test_spmd_takes_the_steps_of_one_device_at_a_rate_that_changes() -> None:
 
 
 @pytest.mark.nightly
-def test_every_optimizer_takes_the_steps_of_one_device_or_is_refused_in_a_sentence() -> None:
+def test_every_optimizer_takes_the_steps_of_one_device_or_is_refused_in_a_sentence():
     # Those that a CPU can run; one process for each few, as a compiled graph keeps its memory.
     names = [
         name
@@ -278,9 +275,7 @@ def test_every_optimizer_takes_the_steps_of_one_device_or_is_refused_in_a_senten
         assert far < (BF16 if "factorbv" in name else ROUNDINGS.get(name, ROUNDING)), name
 
 
-def test_the_hosts_of_a_slice_go_on_together_as_one_device_would(
-    manifest: str, tmp_path: Path, plain: dict[str, Path]
-) -> None:
+def test_the_hosts_of_a_slice_go_on_together_as_one_device_would(manifest, tmp_path, plain):
     # Three hosts of two devices share eight samples: rows of 4, of which two hosts have 3 and one
     # has 2.
     exchange = tmp_path / "exchange"
@@ -322,7 +317,7 @@ def test_the_hosts_of_a_slice_go_on_together_as_one_device_would(
         assert {name: data for name, data in contents(home).items() if name != log} == before
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     """The files below a folder by name."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
@@ -331,7 +326,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def shared_model(num_classes: int) -> nn.Module:
+def shared_model(num_classes):
     """A model whose second and third layer have the same weights."""
     layers = [
         nn.Flatten(),
@@ -347,8 +342,8 @@ def shared_model(num_classes: int) -> nn.Module:
 
 @pytest.mark.nightly
 def test_a_replica_keeps_shared_weights_and_goes_on_from_its_checkpoint_with_one_graph(
-    manifest: str, tmp_path: Path
-) -> None:
+    manifest, tmp_path
+):
     # Equal numbers that were sent to the device, such as counts of steps, were one input of the
     # first step's graph.
     config = tiny_config(
@@ -365,7 +360,7 @@ def test_a_replica_keeps_shared_weights_and_goes_on_from_its_checkpoint_with_one
     assert torch.equal(found[1]["model"]["2.weight"], found[1]["model"]["3.weight"])
 
 
-def changing_model(num_classes: int) -> Any:
+def changing_model(num_classes):
     """A model whose output has another shape in each step."""
 
     class Changing(nn.Module):
@@ -381,7 +376,7 @@ def changing_model(num_classes: int) -> Any:
 
 
 @pytest.mark.nightly
-def test_a_model_that_would_compile_in_every_step_is_refused(manifest: str, tmp_path: Path) -> None:
+def test_a_model_that_would_compile_in_every_step_is_refused(manifest, tmp_path):
     model = ModelConfig(name=f"{PLACE}:changing_model")
     code, output = finish(trainer(tiny_config(manifest, tmp_path, strategy="replica", model=model)))
     assert code == USAGE, output
@@ -391,7 +386,7 @@ def test_a_model_that_would_compile_in_every_step_is_refused(manifest: str, tmp_
 # --- interruptions --------------------------------------------------------------------------------
 
 
-def test_a_process_whose_peer_dies_says_so_in_one_line(manifest: str, tmp_path: Path) -> None:
+def test_a_process_whose_peer_dies_says_so_in_one_line(manifest, tmp_path):
     # Without torchrun, which would end the others itself.
     config = tiny_config(manifest, tmp_path, epochs=500, strategy="ddp")
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -410,7 +405,7 @@ def test_a_process_whose_peer_dies_says_so_in_one_line(manifest: str, tmp_path: 
     assert "another process of this run died" in (tmp_path / "logs/host-000.log").read_text()
 
 
-def mortal_model(num_classes: int) -> Any:
+def mortal_model(num_classes):
     """A model that kills the first life of process 0 once a checkpoint is committed."""
 
     class Mortal(nn.Linear):
@@ -428,9 +423,7 @@ def mortal_model(num_classes: int) -> Any:
     return Mortal(192, num_classes)
 
 
-def test_torchrun_starts_killed_processes_again_and_the_run_goes_on_to_its_end(
-    manifest: str, tmp_path: Path
-) -> None:
+def test_torchrun_starts_killed_processes_again_and_the_run_goes_on_to_its_end(manifest, tmp_path):
     # The second process 0 comes late, so the others find the addresses of the first one in the
     # store, which torchrun keeps.
     (tmp_path / "sitecustomize.py").write_text(
@@ -452,7 +445,7 @@ def test_torchrun_starts_killed_processes_again_and_the_run_goes_on_to_its_end(
     assert len(read_records(tmp_path / "run", "final")) == 1
 
 
-def sleeping_model(num_classes: int) -> Any:
+def sleeping_model(num_classes):
     """A model that never gets through its first step."""
 
     class Sleeping(nn.Linear):
@@ -463,9 +456,7 @@ def sleeping_model(num_classes: int) -> Any:
 
 
 @pytest.mark.nightly
-def test_a_run_that_stands_still_ends_with_a_traceback_of_where(
-    manifest: str, tmp_path: Path
-) -> None:
+def test_a_run_that_stands_still_ends_with_a_traceback_of_where(manifest, tmp_path):
     model = ModelConfig(name=f"{PLACE}:sleeping_model")
     code, output = finish(
         trainer(tiny_config(manifest, tmp_path, model=model, stall_timeout_s=60)),
@@ -476,7 +467,7 @@ def test_a_run_that_stands_still_ends_with_a_traceback_of_where(
     assert "in forward" in output
 
 
-def python(name: str, *arguments: str) -> subprocess.Popen[str]:
+def python(name, *arguments: str):
     """A module of the tests in a separate process, which a test ends."""
     return subprocess.Popen(
         [sys.executable, "-m", name, *arguments],

@@ -4,8 +4,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -19,9 +17,7 @@ from trainer.recipes import RECIPES
 from trainer.run_folder import names
 
 
-def test_a_run_by_command_line(
-    manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_by_command_line(manifest, tmp_path, capsys):
     assert (
         command.main(["train", *tiny_flags(manifest, tmp_path), "--epochs", "1", "--seed", "3"])
         == OK
@@ -40,8 +36,8 @@ def test_a_run_by_command_line(
 
 
 def test_an_evaluation_needs_neither_a_split_to_train_on_nor_to_write_in_the_run_folder(
-    manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    manifest, tmp_path, capsys
+):
     run, other = tmp_path / "run", new_set({"test": png_samples("test", 12, size=8)})
     assert command.main(["train", *tiny_flags(manifest, run), "--epochs", "1"]) == OK
     (run / "worst.json").mkdir()  # a file can't take its place
@@ -53,9 +49,7 @@ def test_an_evaluation_needs_neither_a_split_to_train_on_nor_to_write_in_the_run
     assert re.search(note, shown, flags=re.M)
 
 
-def test_bench_input_counts_real_samples(
-    manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_input_counts_real_samples(manifest, tmp_path, capsys):
     assert command.main(["bench-input", *tiny_flags(manifest, tmp_path)]) == OK
     assert capsys.readouterr().out.startswith("52 samples in 7 steps")
 
@@ -91,12 +85,12 @@ def test_a_budget_that_is_too_small_is_refused_with_one_that_is_enough(
     ],
 )
 def test_errors_are_one_line_and_have_their_exit_code(
-    arguments: list[str],
-    code: int,
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    arguments,
+    code,
+    message,
+    tmp_path,
+    capsys,
+):
     if "--strategy" not in arguments and arguments[0] == "train":
         arguments = [*arguments, "--strategy", "single", "--run-dir", str(tmp_path)]
     assert command.main(arguments) == code
@@ -105,7 +99,7 @@ def test_errors_are_one_line_and_have_their_exit_code(
     assert errors.count("\n") == 1
 
 
-def interrupted(words: list[str], has_begun: Callable[[], bool]) -> tuple[int, str]:
+def interrupted(words, has_begun):
     """Exit code and stderr of a command that gets a Ctrl-C once it has begun."""
     program = subprocess.Popen(
         [sys.executable, "-m", "trainer", *words],
@@ -124,8 +118,8 @@ def interrupted(words: list[str], has_begun: Callable[[], bool]) -> tuple[int, s
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["single", pytest.param("replica", marks=pytest.mark.nightly)])
 def test_ctrl_c_ends_a_training_with_code_130_and_one_sentence_and_the_same_command_resumes(
-    strategy: str, manifest: str, tmp_path: Path
-) -> None:
+    strategy, manifest, tmp_path
+):
     words = ["train", *tiny_flags(manifest, tmp_path), "--epochs", "1000"]
     code, errors = interrupted(
         [*words, "--strategy", strategy],
@@ -160,8 +154,8 @@ sys.meta_path.insert(0, Sender())
     [("SIGINT", INTERRUPTED, "stopped"), ("SIGTERM", PREEMPTED, "asked to stop")],
 )
 def test_a_signal_before_the_first_step_ends_as_one_after_it(
-    library: str, signal_name: str, code: int, said: str, manifest: str, tmp_path: Path
-) -> None:
+    library, signal_name, code, said, manifest, tmp_path
+):
     (tmp_path / "sitecustomize.py").write_text(SIGNAL.format(library=library, signal=signal_name))
     words = ["-m", "trainer", "train", *tiny_flags(manifest, tmp_path / "run"), "--max-steps", "1"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])}
@@ -172,22 +166,20 @@ def test_a_signal_before_the_first_step_ends_as_one_after_it(
     assert "Traceback" not in done.stderr
 
 
-def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+def test_debug_shows_the_traceback(tmp_path):
     with pytest.raises(Exception, match="--manifest"):
         command.main(["train", "--strategy", "single", "--debug", "--run-dir", str(tmp_path)])
 
 
-def test_the_old_bfloat16_switch_is_refused_with_what_replaces_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_old_bfloat16_switch_is_refused_with_what_replaces_it(capsys, monkeypatch):
     monkeypatch.setenv("XLA_USE_BF16", "1")
     assert command.main(["train", "--fake-data"]) == USAGE
     assert "--precision bf16" in capsys.readouterr().err
 
 
 def test_help_says_what_there_is_without_torch_and_the_version_is_told(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     words = [sys.executable, "-X", "importtime", "-m", "trainer", "train", "--help"]
     done = subprocess.run(words, capture_output=True, text=True)
     assert all(name in done.stdout for name in [*RECIPES, "exit codes"])
@@ -198,8 +190,8 @@ def test_help_says_what_there_is_without_torch_and_the_version_is_told(
 
 
 def test_evaluate_has_the_flags_that_mean_something_to_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     with pytest.raises(SystemExit):
         command.main(["evaluate", "--help"])
     shown = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
@@ -207,7 +199,7 @@ def test_evaluate_has_the_flags_that_mean_something_to_it(
     assert not {"--epochs", "--lr", "--seed", "--freeze", "--show-steps", "--profile-steps"} & shown
 
 
-def test_a_closed_pipe_ends_a_command_without_a_word(tmp_path: Path) -> None:
+def test_a_closed_pipe_ends_a_command_without_a_word(tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/host-000.log").write_text("2026-11-21T10:00:00+00:00 a line\n" * 10_000)
     reading, writing = os.pipe()

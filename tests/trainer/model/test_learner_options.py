@@ -3,23 +3,21 @@ are the trainer's.
 """
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from timm.data.mixup import mixup_target
 from timm.loss import BinaryCrossEntropy
-from torch import nn
 
 from shardset.errors import ConfigError
 from tests.makers.models import FLAT, batch_of
 from tests.makers.plain_loop import plain_run
 from tests.makers.training import read_records, tiny_config
 from trainer import loop
-from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
+from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig
 from trainer.data.splits import open_data
-from trainer.model import augment
+from trainer.model import batch_transforms
 from trainer.model.learner import Learner
 from trainer.model.losses import Partners, losses_of
 from trainer.runtime.base import Single
@@ -36,7 +34,7 @@ VIT = ModelConfig(
 )
 
 
-def config_of(**changes: Any) -> TrainConfig:
+def config_of(**changes: Any):
     changes = {
         "model": RESNET,
         "image": ImageConfig(size=16, train_crop="pad", eval_resize=16),
@@ -49,21 +47,21 @@ def batches(config):
     found = []
     for step in range(STEPS):
         batch = batch_of(8, size=16, classes=CLASSES, seed=step)
-        whole = augment.with_mix(config, batch, 0, step)
+        whole = batch_transforms.with_mix(config, batch, 0, step)
         found.append({name: torch.as_tensor(value) for name, value in whole.items()})
     return found
 
 
-def rate_at(step: int) -> float:
+def rate_at(step):
     return 0.002 * (step + 1)
 
 
-def sgd(net: nn.Module) -> torch.optim.Optimizer:
+def sgd(net):
     return torch.optim.SGD(net.parameters(), lr=1.0, momentum=0.9, nesterov=True)
 
 
 @pytest.mark.parametrize("threshold", [None, 0.2])
-def test_bce_is_timms(threshold: float | None) -> None:
+def test_bce_is_timms(threshold):
     draw = torch.Generator().manual_seed(2)
     logits, labels = (
         torch.randn(6, CLASSES, generator=draw),
@@ -80,12 +78,13 @@ def test_bce_is_timms(threshold: float | None) -> None:
     torch.testing.assert_close(found, timm_loss(logits, targets))
 
 
-def test_a_step_whose_gradients_overflow_in_float16_is_left_out_and_the_scale_halved() -> None:
+def test_a_step_whose_gradients_overflow_in_float16_is_left_out_and_the_scale_halved():
     config = config_of(precision="fp16", regularize=RegularizeConfig(clip_norm=0.1))
     before = Learner(Single("fp16"), config, CLASSES, None).state()
     scaler = {**before["scaler"], "scale": 2.0**120}
     learner = Learner(Single("fp16"), config, CLASSES, {**before, "scaler": scaler})
-    assert learner.train_step(batches(config)[0], 1.0, key=0).isfinite().all()
+    row = learner.train_step(batches(config)[0], 1.0, key=0, weight=config.global_batch_size)
+    assert row.isfinite().all()
     after = learner.state()
     assert all(
         torch.equal(after["model"][name], before["model"][name])
@@ -94,7 +93,7 @@ def test_a_step_whose_gradients_overflow_in_float16_is_left_out_and_the_scale_ha
     assert after["scaler"]["scale"] == 2.0**119
 
 
-def test_float16_is_refused_where_gradients_are_not_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float16_is_refused_where_gradients_are_not_scaled(monkeypatch):
     monkeypatch.setattr(TorchTpu, "_find_device", lambda self: torch.device("xla"))
     with pytest.raises(
         ConfigError,
@@ -118,9 +117,7 @@ def test_float16_is_refused_where_gradients_are_not_scaled(monkeypatch: pytest.M
         ({"optimizer": OptimizerConfig(name="adahessian")}, "needs second derivatives"),
     ],
 )
-def test_an_argument_that_is_not_taken_is_refused_by_name(
-    changes: dict[str, Any], message: str
-) -> None:
+def test_an_argument_that_is_not_taken_is_refused_by_name(changes, message):
     with pytest.raises(ConfigError, match=message):
         Learner(Single("fp32"), config_of(**changes), CLASSES, None)
 
@@ -165,9 +162,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_steps_of_a_run_are_those_of_a_plain_loop(
-    manifest: str, tmp_path: Path, way: str
-) -> None:
+def test_the_steps_of_a_run_are_those_of_a_plain_loop(manifest, tmp_path, way):
     model, optimizer = (
         replace(RESNET, norm="group"),
         OptimizerConfig(learning_rate=1e-3, weight_decay=0.0),

@@ -38,7 +38,14 @@ def build(config: ModelConfig, num_classes: int, seed: int) -> nn.Module:
     pretrained.check(config)
     with _building:
         torch.manual_seed(derive_key(seed, "weights") >> 1)
-        model = _of_name(config, num_classes)
+        try:
+            made_by = _of_function if ":" in config.name else _of_timm
+            model = made_by(config, num_classes)
+        except TypeError as error:
+            raise ConfigError(
+                f"model {config.name!r}: {error}; expected a function of num_classes and"
+                " model.kwargs"
+            ) from error
         if config.stem == "cifar":
             _small_stem(model, config.name)
         if config.norm == "group":
@@ -109,12 +116,14 @@ def optimizer(
         heads = pretrained.heads_of(model, type(model).__name__)
         of_heads = {id(parameter) for head in heads for parameter in head.parameters()}
         for group in list(made.param_groups):
-            if own := [parameter for parameter in group["params"] if id(parameter) in of_heads]:
+            if head_parameters := [
+                parameter for parameter in group["params"] if id(parameter) in of_heads
+            ]:
                 group["params"] = [
                     parameter for parameter in group["params"] if id(parameter) not in of_heads
                 ]
                 scale = config.head_learning_rate / config.learning_rate
-                made.add_param_group({**group, "params": own, "lr_scale": scale})
+                made.add_param_group({**group, "params": head_parameters, "lr_scale": scale})
         made.param_groups[:] = [group for group in made.param_groups if group["params"]]
     return made
 
@@ -160,25 +169,15 @@ def tiny_resnet(num_classes: int) -> nn.Module:
     return built
 
 
-def _of_name(config: ModelConfig, num_classes: int) -> nn.Module:
-    """Calls timm or a function of yours with `num_classes` and `model.kwargs`."""
-    try:
-        if ":" in config.name:
-            return _of_function(config, num_classes)
-        return _of_timm(config, num_classes)
-    except TypeError as error:
-        raise ConfigError(
-            f"model {config.name!r}: {error}; expected a function of num_classes and model.kwargs"
-        ) from error
-
-
 def _of_timm(config: ModelConfig, num_classes: int) -> nn.Module:
     name = config.name
     if not timm.is_model(name):
-        known = timm.list_models(f"{name[:6]}*") or get_close_matches(name, timm.list_models(), n=5)
+        nearest = timm.list_models(f"{name[:6]}*") or get_close_matches(
+            name, timm.list_models(), n=5
+        )
         raise ConfigError(
             f"no model {name!r} in timm {timm.__version__}; near it:"
-            f" {', '.join(known[:5]) or 'nothing'}"
+            f" {', '.join(nearest[:5]) or 'nothing'}"
         )
     kwargs: dict[str, Any] = config.kwargs or {}
     from_timm = config.pretrained == pretrained.TIMM

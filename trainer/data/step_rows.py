@@ -6,6 +6,7 @@ and rows of replicas are added up: `Runtime.of_all` gives each sample a separate
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,19 +26,25 @@ def ids_as_floats(ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return np.stack(np.divmod(np.where(weights > 0, ids, -1), ID_BASE)[::-1], 1).astype(np.float32)
 
 
-def sums_of(
-    losses: torch.Tensor, best: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
-) -> torch.Tensor:
-    """The `SUMS` of one pass; `best` are the five likeliest classes [n, 5]."""
+class Seen(NamedTuple):
+    """One pass on the device: its sums, and its samples [n, columns] if their ids were given."""
+
+    sums: torch.Tensor
+    samples: torch.Tensor | None
+
+
+def seen(batch: dict[str, torch.Tensor], losses: torch.Tensor, logits: torch.Tensor) -> Seen:
+    """The `SUMS` of a pass, and the `COLUMNS` of its samples if the batch has their ids, which come
+    from `ids_as_floats`.
+    """
+    labels, weights = batch["label"], batch["weight"]
+    best = logits.topk(min(5, logits.shape[1]), dim=1).indices
     hits = best.eq(labels.unsqueeze(1)).float() * weights.unsqueeze(1)
-    return torch.stack([(losses * weights).sum(), weights.sum(), hits[:, 0].sum(), hits.sum()])
-
-
-def samples_of(
-    ids: torch.Tensor, losses: torch.Tensor, best: torch.Tensor, labels: torch.Tensor
-) -> torch.Tensor:
-    """The `COLUMNS` of the samples of one pass; `ids` come from `ids_as_floats`."""
-    return torch.cat([ids, torch.stack([losses, labels.float(), best[:, 0].float()], 1)], 1)
+    sums = torch.stack([(losses * weights).sum(), weights.sum(), hits[:, 0].sum(), hits.sum()])
+    if "id" not in batch:
+        return Seen(sums, None)
+    columns = torch.stack([losses, labels.float(), best[:, 0].float()], 1)
+    return Seen(sums, torch.cat([batch["id"], columns], 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,12 @@ them.
 import re
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,12 +22,12 @@ from hypothesis import strategies as st
 from shardset.errors import ConfigError
 from tests.makers.ports import free_port
 from tests.makers.training import shard_set, tiny_config
-from trainer.agreement import check_agreement, facts_of
-from trainer.config import TrainConfig
+from trainer.agreement import check_agreement
 from trainer.data.splits import open_data
 from trainer.errors import PeerLost
+from trainer.plan import plan_of
 from trainer.runtime import torchtpu, xla
-from trainer.runtime.base import Runtime, Single, replica_key
+from trainer.runtime.base import Single, replica_key
 from trainer.runtime.distributed import Ddp
 from trainer.runtime.launch import choose, launch, watched_launcher
 
@@ -52,11 +51,8 @@ class Threads(Single):
         self._barrier.wait(600)
         return sums
 
-    def texts_of_all(self, text: str) -> list[str]:
-        return xla.texts_of_hosts(text, self.host, self.num_hosts, self.sum_hosts)
 
-
-def over(hosts: Sequence[int], call: Callable[[Threads], Any]) -> list[Any]:
+def over(hosts, call):
     """What the call returns on each of the hosts."""
     table: list[Any] = []
     barrier = threading.Barrier(len(hosts))
@@ -66,44 +62,38 @@ def over(hosts: Sequence[int], call: Callable[[Threads], Any]) -> list[Any]:
 
 @given(st.lists(st.text(), min_size=1, max_size=5))
 @settings(max_examples=10)
-def test_every_host_gets_the_texts_of_all_in_order(texts: list[str]) -> None:
-    assert over(range(len(texts)), lambda one: one.texts_of_all(texts[one.host])) == [texts] * len(
-        texts
-    )
+def test_every_host_gets_the_text_of_the_first(texts):
+    received = over(range(len(texts)), lambda one: one.text_of_master(texts[one.host]))
+    assert received == texts[:1] * len(texts)
 
 
-def test_two_processes_of_one_host_number_are_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"taken by \[.*expected one each.*train on the same data"
-    ):
-        over([0, 1, 1], lambda one: one.texts_of_all("text"))
-
-
-def test_hosts_that_differ_are_refused_with_both_values(tmp_path: Path) -> None:
+def test_hosts_that_differ_are_refused_with_both_values(tmp_path):
     url = shard_set(tmp_path / "set")
     configs = [tiny_config(url, tmp_path, seed=seed, window=4 + seed) for seed in range(2)]
-    ours, theirs = (
-        facts_of(config, replace(open_data(config, 0, 1), manifest_digest=f"of {config.seed}"), 2)
-        for config in configs
-    )
-    check_agreement([ours] * 2)
-    with pytest.raises(ConfigError) as error:
-        check_agreement([ours, theirs])
+    sets = [replace(open_data(one, 0, 1), manifest_digest=f"of {one.seed}") for one in configs]
+    facts = [plan_of(*pair, Single("fp32")).facts for pair in zip(configs, sets, strict=True)]
+    over(range(2), lambda one: check_agreement(one, facts[0], facts[0]))
+
+    def refused(one: Threads) -> str:
+        with pytest.raises(ConfigError) as error:
+            check_agreement(one, facts[one.host], facts[0])
+        return str(error.value)
+
+    told, text = over(range(2), refused)
+    assert "another host says how" in told
     for difference in (
         "manifest digest is 'of 0' on host 0 and 'of 1' on host 1",
         "seed is 0 on host 0 and 1 on host 1",
         r'order is .*"L":8,.*"w":4}. on host 0 and .*"L":8,.*"w":5}. on host 1',
     ):
-        assert re.search(difference, str(error.value))
+        assert re.search(difference, text)
 
 
 @pytest.mark.parametrize(
     ("world", "passes", "message"),
     [(9, 1, "9 devices; use at least 9"), (4, 4, "4 devices in each of 4 passes")],
 )
-def test_a_batch_without_a_sample_for_every_device_is_refused(
-    world: int, passes: int, message: str
-) -> None:
+def test_a_batch_without_a_sample_for_every_device_is_refused(world, passes, message):
     here = Single("fp32")
     here.num_hosts = world
     with pytest.raises(ConfigError, match=message):
@@ -112,8 +102,8 @@ def test_a_batch_without_a_sample_for_every_device_is_refused(
 
 @given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 4), st.integers(1, 4096))
 def test_every_process_brings_the_fewest_rows_that_divide_over_its_devices_and_passes(
-    hosts: int, local_devices: int, passes: int, batch: int
-) -> None:
+    hosts, local_devices, passes, batch
+):
     assume(batch >= hosts * local_devices * passes)
 
     class Pod(Single):
@@ -127,20 +117,20 @@ def test_every_process_brings_the_fewest_rows_that_divide_over_its_devices_and_p
     assert here.num_rows(hosts * unit * 3, passes) == 3 * unit
 
 
-def never(runtime: Runtime, config: TrainConfig) -> None:
+def never(runtime, config):
     pytest.fail("it was started")
 
 
 def test_processes_that_would_know_nothing_of_each_other_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"2 processes.*all of the data"):
         launch(tiny_config(None, "run", strategy="spmd"), never)
 
 
-def test_a_process_of_replicas_that_is_lost_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_replicas_that_is_lost_is_told_of(monkeypatch):
     monkeypatch.setenv(xla.HEARTBEAT_ADDRESS, "")
     with (
         pytest.raises(PeerLost, match="a process of this host ended; its error is above"),
@@ -150,7 +140,7 @@ def test_a_process_of_replicas_that_is_lost_is_told_of(monkeypatch: pytest.Monke
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Ddp:
+def alone(monkeypatch):
     """A process of ddp that has joined no group."""
     names = {
         "RANK": "0",
@@ -165,7 +155,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Ddp:
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_rank_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_is_no_number_is_named(monkeypatch):
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(ConfigError, match="RANK is first, expected a whole number"):
         Ddp("fp32")
@@ -176,9 +166,7 @@ def test_a_rank_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     [(2, "HOST", "127.0.0.1"), (1, "localhost", "127.0.0.1"), (1, "HOST", "HOST")],
 )
 @pytest.mark.usefixtures("alone")
-def test_heartbeats_of_one_machine_stay_on_it(
-    monkeypatch: pytest.MonkeyPatch, local: int, master: str, host: str
-) -> None:
+def test_heartbeats_of_one_machine_stay_on_it(monkeypatch, local, master, host):
     names = {"HOST": socket.gethostname()}
     values = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": local, "MASTER_PORT": free_port()}
     for name, value in (values | {"MASTER_ADDR": names.get(master, master)}).items():
@@ -189,15 +177,13 @@ def test_heartbeats_of_one_machine_stay_on_it(
         assert (address.host, len(address.token)) == (names.get(host, host), 32)
 
 
-def test_a_ddp_process_alone_asks_nobody_at_every_step(alone: Ddp) -> None:
+def test_a_ddp_process_alone_asks_nobody_at_every_step(alone):
     # It would wait for its device each time.
     assert alone.sum_hosts([3, 2**40]) == [3, 2**40]
     assert alone.any_host(True)
 
 
-def test_processes_of_ddp_wait_for_each_other_as_long_as_the_stall_timeout_says(
-    alone: Ddp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_of_ddp_wait_for_each_other_as_long_as_the_stall_timeout_says(alone, monkeypatch):
     options: dict[str, Any] = {}
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **given: options.update(given))
     monkeypatch.setattr(alone, "_store", dist.HashStore())
@@ -205,9 +191,7 @@ def test_processes_of_ddp_wait_for_each_other_as_long_as_the_stall_timeout_says(
     assert options["timeout"] == options["store"].timeout == timedelta(seconds=900)
 
 
-def test_what_a_strategy_can_not_do_on_cpus_is_refused(
-    alone: Ddp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_strategy_can_not_do_on_cpus_is_refused(alone, monkeypatch):
     alone.num_hosts = 2
     with pytest.raises(ConfigError, match="BatchNorm for CUDA devices only"):
         alone.synchronize_norms(torch.nn.BatchNorm2d(3))
@@ -217,7 +201,7 @@ def test_what_a_strategy_can_not_do_on_cpus_is_refused(
         launch(tiny_config(None, "run", strategy="replica"), never)
 
 
-def test_a_process_of_torchtpu_s_launch_takes_part_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_torchtpu_s_launch_takes_part_in_it(monkeypatch):
     assert choose("auto") != "ddp"
     for name in (torchtpu.ADDRESSES, torchtpu.TOPOLOGY, "RANK"):
         monkeypatch.setenv(name, "1")
@@ -225,7 +209,7 @@ def test_a_process_of_torchtpu_s_launch_takes_part_in_it(monkeypatch: pytest.Mon
     assert choose("single") == "single"
 
 
-def test_a_process_without_torchtpu_s_launch_is_told_how_to_start() -> None:
+def test_a_process_without_torchtpu_s_launch_is_told_how_to_start():
     with pytest.raises(
         ConfigError, match=r"ADDRESSES and .*TOPOLOGY not set.*python -m trainer.tpu.processes"
     ):
@@ -235,7 +219,7 @@ def test_a_process_without_torchtpu_s_launch_is_told_how_to_start() -> None:
 
 
 @given(st.integers(0, 2**64 - 1))
-def test_the_key_of_a_replica_fits_what_takes_it_and_is_nobody_elses(key: int) -> None:
+def test_the_key_of_a_replica_fits_what_takes_it_and_is_nobody_elses(key):
     keys = {replica_key(key, replica) for replica in range(8)}
     assert len(keys) == 8
     assert all(0 <= found < 2**63 for found in keys)

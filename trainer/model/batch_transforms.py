@@ -92,5 +92,5 @@ def mixed(
     columns = torch.arange(images_NCHW.shape[3], device=mix.device).view(1, 1, -1)
     share, top, bottom, left, right = (column.view(-1, 1, 1) for column in mix.unbind(1))
     inside = (rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)
-    own = (share * (~inside)).unsqueeze(1)
-    return images_NCHW * own + others_NCHW * (1 - own), own.mean(dim=(1, 2, 3))
+    own_share = (share * (~inside)).unsqueeze(1)
+    return images_NCHW * own_share + others_NCHW * (1 - own_share), own_share.mean(dim=(1, 2, 3))

@@ -1,7 +1,6 @@
 """Training, evaluation and `explain` on a view: its samples, labels and weights."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,14 +17,14 @@ from trainer.cli import main
 from trainer.data.epochs import SampleDigest, steps_of
 from trainer.data.splits import open_data
 from trainer.runtime.launch import running
-from trainer.telemetry.losses import read_losses
+from trainer.telemetry.sample_losses import read_losses
 from trainer.tools.explain import explain_sample, explain_step, opened, timetable_of
 
 KEPT = [id_ for id_ in range(52) if id_ % 5]
 
 
 @pytest.fixture(scope="module")
-def view(tmp_path_factory: pytest.TempPathFactory) -> str:
+def view(tmp_path_factory):
     """A view of 41 of 52 training samples with one label and a weight of 2,
     beside the split `val`.
     """
@@ -33,7 +32,7 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> str:
     return put_view(url, load(url), id=KEPT, label=[3] * len(KEPT), weight=[2.0] * len(KEPT))
 
 
-def test_a_run_trains_on_a_view_and_is_explained(view: str, tmp_path: Path) -> None:
+def test_a_run_trains_on_a_view_and_is_explained(view, tmp_path):
     with running("single", "fp32") as here:
         # weights count in training only
         loop.train(here, tiny_config(view, tmp_path, epochs=1, eval_split="train"))
@@ -53,8 +52,8 @@ def test_a_run_trains_on_a_view_and_is_explained(view: str, tmp_path: Path) -> N
 
 
 def test_an_epoch_has_the_samples_of_the_view_and_losses_are_divided_by_their_number(
-    view: str,
-) -> None:
+    view,
+):
     data = open_data(tiny_config(view, "run", eval_split="train"), 0, 1)
     batches = [batch for _, _, batch in steps_of(data.train, 0, 6)]
     assert [data.weight_of_step(step, 8) for step in (0, 4, 5)] == [8, 8, 1]
@@ -64,8 +63,8 @@ def test_an_epoch_has_the_samples_of_the_view_and_losses_are_divided_by_their_nu
 
 
 def test_losses_of_a_view_have_the_ids_of_its_split_and_the_worst_are_its_samples(
-    view: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    view, tmp_path, capsys
+):
     sets = {"manifest": view, "mix": f"{view}=1"}
     config = tiny_config(view, tmp_path, epochs=1, eval_split="train", record_losses=True)
     with running("single", "fp32") as here:

@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,32 +17,32 @@ from tests.makers.documented import REPOSITORY
 from tests.makers.training import NUM_EVAL, NUM_TRAIN, read_records, tiny_config
 from trainer import cli as command
 from trainer import loop
-from trainer.config import ImageConfig, RegularizeConfig, TrainConfig
-from trainer.data.rows import OUTCOME, ids_as_floats
+from trainer.config import ImageConfig, RegularizeConfig
+from trainer.data.step_rows import OUTCOME, ids_as_floats
 from trainer.runtime.launch import launch
 from trainer.telemetry.evaluation import by_class
-from trainer.telemetry.losses import losses_name, read_losses
+from trainer.telemetry.sample_losses import losses_name, read_losses
 
 Epoch = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @pytest.fixture(scope="module")
-def recorded(manifest: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(manifest, tmp_path_factory):
     """The folder of two epochs."""
     folder = tmp_path_factory.mktemp("recorded")
     train(tiny_config(manifest, folder, record_losses=True))
     return folder
 
 
-def train(config: TrainConfig) -> None:
+def train(config):
     launch(config, loop.train)
 
 
-def epochs_of(folder: Path | str) -> list[Epoch]:
+def epochs_of(folder):
     return list(read_losses(open_storage(str(folder))))
 
 
-def test_an_epoch_has_a_row_a_sample_that_adds_up_to_what_the_log_says(recorded: Path) -> None:
+def test_an_epoch_has_a_row_a_sample_that_adds_up_to_what_the_log_says(recorded):
     for (ids, losses, top1), record in zip(
         epochs_of(recorded), read_records(recorded, "epoch"), strict=True
     ):
@@ -53,7 +52,7 @@ def test_an_epoch_has_a_row_a_sample_that_adds_up_to_what_the_log_says(recorded:
         assert top1.mean() == pytest.approx(record["top1"])
 
 
-def test_passes_repeats_and_mixed_images_are_rows_too(manifest: str, tmp_path: Path) -> None:
+def test_passes_repeats_and_mixed_images_are_rows_too(manifest, tmp_path):
     image = ImageConfig(size=8, train_crop="pad", eval_resize=8, augment_repeats=2)
     changes: dict[str, Any] = {
         "image": image,
@@ -70,9 +69,7 @@ def test_passes_repeats_and_mixed_images_are_rows_too(manifest: str, tmp_path: P
     assert losses.mean() == pytest.approx(read_records(tmp_path, "epoch")[0]["loss"], rel=1e-6)
 
 
-def test_an_epoch_that_was_begun_without_recording_has_the_rest(
-    manifest: str, recorded: Path, tmp_path: Path
-) -> None:
+def test_an_epoch_that_was_begun_without_recording_has_the_rest(manifest, recorded, tmp_path):
     config = tiny_config(manifest, tmp_path)
     train(replace(config, max_steps=3))
     train(replace(config, record_losses=True))
@@ -81,7 +78,7 @@ def test_an_epoch_that_was_begun_without_recording_has_the_rest(
     assert second[0][1].tolist() == second[1][1].tolist()
 
 
-def test_ids_of_any_size_travel_as_floats_and_pads_do_not() -> None:
+def test_ids_of_any_size_travel_as_floats_and_pads_do_not():
     ids = np.array([0, (1 << 24) - 1, 1 << 24, (1 << 48) - 1, 7])
     low, high = ids_as_floats(ids, np.array([1, 1, 1, 0.5, 0])).astype(np.float64).T
     assert (low + high * (1 << 24)).astype(np.int64).tolist() == [*ids[:4].tolist(), -1]
@@ -90,9 +87,7 @@ def test_ids_of_any_size_travel_as_floats_and_pads_do_not() -> None:
 # --- what is made of them -------------------------------------------------------------------------
 
 
-def test_explain_names_the_samples_of_highest_loss(
-    recorded: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_explain_names_the_samples_of_highest_loss(recorded, capsys):
     means = np.zeros(NUM_TRAIN)
     for ids, losses, _ in epochs_of(recorded):
         means[ids] += losses / 2
@@ -107,8 +102,8 @@ def test_explain_names_the_samples_of_highest_loss(
 
 
 def test_explain_says_what_to_do_without_losses_and_names_a_damaged_file(
-    recorded: Path, manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    recorded, manifest, tmp_path, capsys
+):
     train(tiny_config(manifest, tmp_path, epochs=1))
     assert command.main(["explain", "--run-dir", str(tmp_path), "--worst", "5"]) != OK
     assert "train with --record-losses" in capsys.readouterr().err
@@ -119,8 +114,8 @@ def test_explain_says_what_to_do_without_losses_and_names_a_damaged_file(
 
 
 def test_an_evaluation_says_the_accuracy_of_each_class_and_the_page_shows_the_worst(
-    recorded: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    recorded, capsys
+):
     assert command.main(["evaluate", "--run-dir", str(recorded)]) == OK
     first, _, head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == ["right", "samples", "label", "class", "mistakes"]
@@ -142,8 +137,8 @@ def test_an_evaluation_says_the_accuracy_of_each_class_and_the_page_shows_the_wo
 
 
 def test_the_page_leads_from_losses_to_a_view_without_the_worst_samples(
-    recorded: Path, manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    recorded, manifest, tmp_path, monkeypatch
+):
     page = (REPOSITORY / "docs/how-to/debug.md").read_text()
     [query] = re.findall(r"```sql\n(.*?)```", page, flags=re.S)
     [line] = re.findall(r"^shardset (view .*)$", page, flags=re.M)
@@ -159,7 +154,7 @@ def test_the_page_leads_from_losses_to_a_view_without_the_worst_samples(
     )
 
 
-def test_classes_are_shown_with_their_mistakes_least_accurate_first() -> None:
+def test_classes_are_shown_with_their_mistakes_least_accurate_first():
     pairs = [(label, label) for label in range(50)] * 9 + [(7, 8)] * 3 + [(7, 3)] * 5 + [(9, 49)]
     outcomes = np.array([(0, 0, *pair) for pair in pairs], OUTCOME)
     shown = by_class(outcomes, [f"n{label}" for label in range(50)])
