@@ -44,7 +44,7 @@ test: env  ## all tests but the slow ones; gs:// tests run where Go can build th
 
 # Needs torch, another library of an adapter, or a server.
 NOT_CORE := $(addprefix --ignore=tests/,shardset/adapters shardset/decode/test_augment.py \
-	shardset/storage/test_faults.py shardset/storage/test_s3.py \
+	shardset/storage/test_served_faults.py shardset/storage/test_s3.py \
 	pipelines/sources/test_folder.py pipelines/sources/test_huggingface.py pipelines/sources/test_listing.py) \
 	-m "not slow and not nightly and not gcs" -k "not s3 and not torch and not how-to/targets"
 test-core: env-core  ## the fast tests of the library, in .venv-core; with another Python: PYTHON=python3.13
@@ -66,13 +66,13 @@ lint: env
 types: env
 	$(PY) -m mypy
 
-FAST := tests/test_boundaries.py $(addprefix tests/shardset/,test_checksum.py format order storage html read decode) \
+FAST := tests/whole/test_boundaries.py $(addprefix tests/shardset/,test_checksum.py format order storage html read decode) \
 	$(addprefix tests/pipelines/,plan/test_layout.py plan/test_tables.py plan/test_paths.py sources write export) \
 	$(addprefix tests/trainer/,test_config.py data model run_folder telemetry)
 # Those that start processes or servers, or train, take seconds each.
 NOT_FAST := $(addprefix --ignore=tests/,shardset/decode/test_workers.py trainer/telemetry/test_loggers.py \
 	trainer/run_folder/test_lock.py \
-	trainer/model/test_learner.py trainer/model/test_options.py trainer/data/test_mixture.py) \
+	trainer/model/test_learner.py trainer/model/test_learner_options.py trainer/data/test_mixture.py) \
 	--ignore-glob='tests/shardset/storage/test_gcs_*' --ignore=tests/shardset/storage/test_s3.py
 unit: env
 	$(PY) -m pytest -q -n auto -m "not slow and not nightly and not gcs" $(FAST) $(NOT_FAST)

@@ -25,7 +25,7 @@ from shardset.storage.open import open_storage
 from tests.conftest import BUCKET, emulator
 from tests.faulty_proxy import Fault, FaultyProxy, is_media
 from tests.makers.shardset import put
-from tests.shardset.stream.test_damage import (
+from tests.shardset.stream.test_stream_damage import (
     INDEX,
     NUM_SAMPLES,
     SHARD,

@@ -21,7 +21,7 @@ from benchmarks.environment import show
 from benchmarks.measuring import parser_of
 from benchmarks.reading import Data
 from benchmarks.stream import samples_of
-from pipelines.images import jpeg_restart
+from pipelines.images import restart_markers
 from shardset.decode.image import ImageSpec, decode, decode_into, draws
 from shardset.format.images import stored_png
 
@@ -44,7 +44,9 @@ def crops_ms(files: Sequence[bytes], repeats: int) -> float:
 
 def rewritten(files: Sequence[bytes], least: int, most: int) -> list[bytes]:
     """The files with segments of that many pixels."""
-    return [jpeg_restart.add_restart_markers(data, segment_pixels=(least, most)) for data in files]
+    return [
+        restart_markers.add_restart_markers(data, segment_pixels=(least, most)) for data in files
+    ]
 
 
 def jpeg_table(files: Sequence[bytes], repeats: int) -> str:
@@ -66,7 +68,7 @@ def jpeg_table(files: Sequence[bytes], repeats: int) -> str:
             f"| {name} | {size / total:.3f} | {size / own:.3f} | {crops_ms(found, repeats):.2f} |"
         )
     started = time.process_time()
-    rewritten(files, *jpeg_restart.SEGMENT_PIXELS)
+    rewritten(files, *restart_markers.SEGMENT_PIXELS)
     cost = 1e3 * (time.process_time() - started) / len(files)
     lines.append(
         f"\nRewriting an image takes {cost:.1f} ms of a core, comparing its coefficients"

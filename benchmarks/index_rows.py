@@ -147,8 +147,8 @@ def measure(
     first_gets, first_indexes = len(storage.asked), sum(storage.asked)
     num_steps = min(-(-NUM_ROWS // order.rows_per_step), order.num_batches)
     blocks: dict[int, int] = {}
-    for start, stop in growing_slices(range(num_steps), steps_at_once(order)):
-        slots = order.slots(0, range(start, stop), part.start, part.stop)
+    for steps in growing_slices(range(num_steps), steps_at_once(order)):
+        slots = order.slots(0, steps, part.start, part.stop)
         real = slots.weights > 0
         reads = order.reads_of(
             0, np.broadcast_to(slots.lanes, real.shape)[real], slots.positions[real]

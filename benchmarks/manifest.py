@@ -18,9 +18,10 @@ import numpy as np
 
 from benchmarks import environment
 from benchmarks.measuring import in_process, parser_of, peak_bytes_of
-from benchmarks.scale import committer_of, plan_file
+from benchmarks.scale import build_of, plan_file, written_shards
 from benchmarks.scale import plan_of as split_of
-from pipelines.plan.records import PlanFile
+from pipelines.plan.plan_records import PlanFile
+from pipelines.write.commit import write_manifest
 from shardset.format import manifest as manifests
 from shardset.format import naming
 
@@ -51,10 +52,10 @@ def spent() -> np.ndarray:
 def write(plan: PlanFile, folder: str) -> list[float]:
     """Writes the manifest and the table of shards: seconds, and the bytes that the peak grows."""
     split = plan.splits["train"]
-    committer = committer_of(split, folder)
+    build = build_of(int, folder)
     totals = dict.fromkeys(range(plan.num_classes), split.num_stored // plan.num_classes)
     before = spent()
-    committer.write_manifest(plan, {"train": totals})
+    write_manifest(build, plan, {"train": written_shards(split)}, {"train": totals})
     return (spent() - before).tolist()
 
 

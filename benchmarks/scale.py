@@ -3,55 +3,45 @@
 python -m benchmarks.scale [--n 100000,1000000,10000000]
 
 The functions are those of the build; only the raw files are not there. `--n 1e9` takes some ten
-minutes and 5 GB of the temporary folder. Steps that treat a unit, a batch of units, a bucket or a
-group alone are run on a few of them, because one is as large as another; the column of measured
-references says on how many. What sees all units or all shards is run in full.
+minutes and 5 GB of the temporary folder. Steps that treat a unit or a group alone are run on a few
+of them, because one is as large as another; the column of measured references says on how many.
+What sees all units or all shards is run in full.
 """
 
 import itertools
 import json
 import os
-import pickle
 import re
 import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from benchmarks.measuring import in_process, numbers, parser_of
 from pipelines.config import BuildConfig, Sizing
-from pipelines.plan import layout, paths, summaries, tables
-from pipelines.plan.assign import assign_batch, plan_group
-from pipelines.plan.duplicate_keys import KEY, find_duplicate_keys, spread_keys
-from pipelines.plan.files import ByteRange, PlanFiles, write_slices
-from pipelines.plan.frames import frame
-from pipelines.plan.layout import SplitPlan, UnitOffset, plan_split
-from pipelines.plan.records import BuildFile, PlanFile, ShardRecord
-from pipelines.plan.summaries import (
-    KnownCount,
-    SplitCount,
-    UnitOffsets,
-    UnitSummary,
-    read_summaries,
-    summarize,
-)
+from pipelines.plan import paths, summaries, tables
+from pipelines.plan.files import PlanFiles, frame
+from pipelines.plan.layout import SplitPlan, plan_split
+from pipelines.plan.plan_records import Build, BuildFile, PlanFile
+from pipelines.plan.planner import number_duplicates
+from pipelines.plan.references import write_references
+from pipelines.plan.summaries import KnownCount, SplitCount, UnitSummary, read_summaries, summarize
 from pipelines.plan.survey import write_units
-from pipelines.plan.tables import Content, UnitRow
+from pipelines.plan.tables import SampleRow
 from pipelines.sources.base import Extent
 from pipelines.sources.folder import Folder
-from pipelines.write.commit import Committer
+from pipelines.write.commit import write_manifest
 from shardset.checksum import crc32c_of, crc32c_text
 from shardset.format import naming
 from shardset.format.manifest import ClassInfo, IndexFile, Shard
 from shardset.format.write import WrittenShard
-from shardset.order.permutation import derive_key, hash64, permute
+from shardset.order.permutation import hash64
 from shardset.storage.base import ObjectWriter, Stat
 from shardset.storage.local import LocalStorage
 from shardset.storage.memory import MemoryStorage
@@ -100,18 +90,18 @@ def num_units(n: int) -> int:
     return -(-n // UNIT_SAMPLES)
 
 
-def unit_rows(unit: int) -> list[UnitRow]:
+def unit_rows(unit: int) -> list[SampleRow]:
     """The index rows of an inner tar of 10,000 images."""
     return [_row(unit, row) for row in range(UNIT_SAMPLES)]
 
 
-def _row(unit: int, row: int) -> UnitRow:
+def _row(unit: int, row: int) -> SampleRow:
     name = f"n{unit:08d}/n{unit:08d}_{row}"
     start = (unit * UNIT_SAMPLES + row) * (SAMPLE_BYTES + 512)
     image = Extent("train.tar", "1700000000000000", start, SAMPLE_BYTES, row)
-    return UnitRow(
+    return SampleRow(
         split="train", name=f"{name}.JPEG", key=name, label=unit % NUM_CLASSES, fix="",
-        content=Content("jpg", [("jpg", image), ("cls", b"%03d" % (unit % NUM_CLASSES))]),
+        image="jpg", fields=[("jpg", image), ("cls", b"%03d" % (unit % NUM_CLASSES))],
     )  # fmt: skip
 
 
@@ -119,79 +109,43 @@ def index_units(n: int) -> tuple[int, int, int]:
     """Sums up the rows of an index, makes them a table and writes it."""
     found = [unit_rows(unit) for unit in range(min(SOME_UNITS, num_units(n)))]
     started()
-    sizes = [len(tables.unit_to_bytes(tables.unit_table(rows, []))) for rows in found]
+    sizes = [len(tables.to_bytes(tables.unit_table(rows, []))) for rows in found]
     for unit, rows in enumerate(found):
         summarize(unit, rows, [], KnownCount())
     return UNIT_SAMPLES * len(found), num_units(n), num_units(n) * sizes[0]
 
 
 def plan_all(n: int) -> tuple[int, int, int]:
-    """The summaries of all units to the plan and to where each batch starts: the one step that sees
-    all units.
-    """
-    split, files = plan_of(n), made_files(_summary)
+    """The summaries of all units to the counts of the plan."""
+    files = made_files(_summary)
     started()
     whole = summaries.merge(read_summaries(files, num_units(n)))
     assert whole.splits["train"].num_samples == UNIT_SAMPLES * num_units(n)
-    size = layout.units_per_batch(num_units(n), [split])
-    units = read_summaries(files, num_units(n))
-    offsets = summaries.unit_offsets(units, ["train"], units_per_batch=size, stratified=True)
-    num_bytes = [len(pickle.dumps(offset)) for offset in offsets]
-    return n, len(num_bytes), sum(num_bytes)
+    return n, 1, 0
 
 
-def spread_batch(n: int) -> tuple[int, int, int]:
-    """The key hashes of one batch of units, cut by bucket."""
-    files, plan = files_of(n), plan_file(plan_of(n), num_units(n))
-    units = put_units(files, plan)
+def find_duplicates(n: int) -> tuple[int, int, int]:
+    """The hashes of the keys of all units, all different."""
+    files = made_files(_other_unit)
     started()
-    parts = spread_keys(files, plan, 0)
-    share = num_units(n) / len(units)
-    return UNIT_SAMPLES * len(units), round(len(parts) * share), 16 * n
-
-
-def find_duplicates_in_bucket(n: int) -> tuple[int, int, int]:
-    """One bucket of key hashes, all different."""
-    files, plan = files_of(n), plan_file(plan_of(n), num_units(n))
-    buckets = layout.num_buckets(plan.splits.values())
-    keys = np.zeros(n // buckets, KEY)
-    keys["hash"] = hash64(7, np.arange(len(keys)))
-    per_part = max(1, len(keys) // -(-num_units(n) // plan.units_per_batch))
-    parts = [
-        part
-        for first in range(0, len(keys), per_part)
-        for _, part in write_slices(
-            files, f"part-{first}", [(0, keys[first : first + per_part].tobytes())]
-        )
-    ]
-    started()
-    assert not find_duplicate_keys(files, plan, 0, parts)
-    return len(keys), buckets, 16 * n
-
-
-def assign(n: int) -> tuple[int, int, int]:
-    """A batch of units: read, placed, cut by group of shards and written for the groups."""
-    files, plan = files_of(n), plan_file(plan_of(n), num_units(n))
-    units = put_units(files, plan)
-    started()
-    parts = assign_batch(files, plan, 0, _offsets(0), [], seed=0, stratified=False)
-    share = num_units(n) / len(units)
-    num_bytes = sum(part.stop - part.start for _, part in parts)
-    return UNIT_SAMPLES * len(units), round(len(parts) * share), round(num_bytes * share)
+    number_duplicates(files, num_units(n), n)
+    return n, 1, 8 * n
 
 
 def gather_group(n: int) -> tuple[int, int, int]:
-    """The references of the first group of shards: read from all batches, sorted and written, shard
-    by shard.
+    """The references of the first group of shards: gathered from the tables of all units, put in
+    order and written, shard by shard.
     """
-    files, plan = files_of(n), plan_file(plan_of(n), num_units(n))
+    plan = plan_file(plan_of(n), num_units(n))
     split = plan.splits["train"]
-    num_batches = -(-plan.num_units // plan.units_per_batch)
-    parts, num_refs = put_group(files, split, num_batches)
-    started()
-    numbers = list(plan_group(files, split, parts))
-    num_bytes = sum(found.num_bytes for found in files.output.list(naming.PLAN_FOLDER + "shards/"))
-    return num_refs, split.num_shards, round(num_bytes / len(numbers) * split.num_shards)
+    with tempfile.TemporaryDirectory() as folder:
+        build = build_of(_first_unit, folder)
+        build.files.read(paths.unit_path(0))
+        started()
+        slots = write_references(build, plan, ("train", 0))
+        stored = LocalStorage(folder).list(naming.PLAN_FOLDER)
+        num_bytes = sum(found.num_bytes for found in stored) // len(slots)
+    return n // split.num_groups, split.num_shards, num_bytes * split.num_shards
 
 
 def commit_all(n: int) -> tuple[int, int, int]:
@@ -199,10 +153,11 @@ def commit_all(n: int) -> tuple[int, int, int]:
     plan = plan_file(plan_of(n), num_units(n))
     split = plan.splits["train"]
     with tempfile.TemporaryDirectory() as folder:
-        committer = committer_of(split, folder)
+        build = build_of(int, folder)
         started()
-        committer.write_manifest(
-            plan, {"train": dict.fromkeys(range(NUM_CLASSES), n // NUM_CLASSES)}
+        written = {"train": written_shards(split)}
+        write_manifest(
+            build, plan, written, {"train": dict.fromkeys(range(NUM_CLASSES), n // NUM_CLASSES)}
         )
         return n, split.num_shards, os.path.getsize(os.path.join(folder, naming.MANIFEST))
 
@@ -216,7 +171,7 @@ def survey_folder(n: int) -> tuple[int, int, int]:
         return n, written.num_units, written.blocks[-1].stop
 
 
-PLANNING = (plan_all, spread_batch, find_duplicates_in_bucket, assign, gather_group)
+PLANNING = (plan_all, find_duplicates, gather_group)
 """What is done with every reference once it is indexed."""
 
 STEPS = {step.__name__: step for step in (survey_folder, index_units, *PLANNING, commit_all)}
@@ -289,17 +244,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(line, flush=True)
 
 
-def committer_of(split: SplitPlan, folder: str) -> Committer:
-    """What publishes a set in a folder; the records of its shards are made when they are read."""
-
-    def record(number: int) -> ShardRecord:
+def written_shards(split: SplitPlan) -> Iterator[WrittenShard]:
+    """The shards of a split, each made when it is needed."""
+    for number in range(split.num_shards):
         size = split.shard_size(number)
         shard = shard_of(number, size, num_bytes=size * SAMPLE_BYTES, index_bytes=90 * size)
-        written = WrittenShard(shard, ["jpg", "cls"], shard.num_bytes)
-        return ShardRecord(plan_digest=DIGEST, written=written)
+        yield WrittenShard(shard, ["jpg", "cls"], shard.num_bytes)
 
+
+def build_of(make: Callable[[int], Any], folder: str) -> Build:
+    """A build in a folder whose plan holds what `make` gives for a number."""
     config = BuildConfig(source="folder", input="synthetic", output=folder)
-    return Committer(made_files(record, folder), config, A_BUILD, folder)
+    source = Folder(MemoryStorage("synthetic"))
+    return Build(config=config, source=source, files=made_files(make, folder), file=A_BUILD)
 
 
 def shard_of(
@@ -323,13 +280,6 @@ def shard_of(
     )  # fmt: skip
 
 
-def files_of(n: int) -> PlanFiles:
-    """The plan files of a build whose output is memory, which belongs to it."""
-    files = PlanFiles(MemoryStorage(f"scale-{n}"), build="")
-    files.write(paths.BUILD, b"")
-    return files
-
-
 def plan_file(split: SplitPlan, units: int, num_classes: int = NUM_CLASSES) -> PlanFile:
     """A plan with one split."""
     return PlanFile(
@@ -345,57 +295,21 @@ def plan_file(split: SplitPlan, units: int, num_classes: int = NUM_CLASSES) -> P
     )
 
 
-def put_units(files: PlanFiles, plan: PlanFile) -> range:
-    """The indexes of the units of the first batch, in the output."""
-    units = plan.units_of(0)
-    for unit, table in zip(units, unit_tables(len(units)), strict=True):
-        files.write(paths.unit_path(unit), tables.unit_to_bytes(table))
-    return units
+@cache
+def _encoded() -> bytes:
+    return bytes(tables.to_bytes(tables.unit_table(unit_rows(0), [])))
 
 
-def unit_tables(num_units: int) -> Iterator[pa.RecordBatch]:
-    """The tables of some units: that of the first with other names."""
-    first = tables.unit_table(unit_rows(0), [])
-    columns = dict(zip(first.schema.names, first.columns, strict=True))
-    for unit in range(num_units):
-        named = pc.replace_substring(first["row"], b"n00000000", f"n{unit:08d}".encode())
-        keys = hash64(unit, np.arange(len(first)))
-        yield pa.RecordBatch.from_pydict(columns | {"row": named, "key_hash": keys}, first.schema)
+def _first_unit(_: int) -> bytes:
+    """The table of a unit, the same for all: to make it takes no time."""
+    return _encoded()
 
 
-def put_group(files: PlanFiles, plan: SplitPlan, num_batches: int) -> tuple[list[ByteRange], int]:
-    """All references of group 0, of scattered samples, a part from each batch; and how many they
-    are.
-    """
-    shards = np.arange(plan.num_shards)
-    shards = shards[plan.group_of(shards) == 0]
-    line = np.concatenate(
-        [np.arange(shard, plan.num_stored, plan.num_shards) for shard in shards.tolist()]
-    )
-    source = permute(line, n=plan.num_stored, key=derive_key(0, "place", plan.name, 0))
-    line, source = line[np.argsort(source)], np.sort(source)
-    raw = tables.concat(list(unit_tables(num_units(len(line))))).slice(0, len(line))
-    none = np.zeros(len(line), np.int32)
-    columns = {
-        "row": raw["row"],
-        "occurrence": none,
-        "source": source,
-        "copy": none,
-        "shard": line % plan.num_shards,
-        "rank": hash64(derive_key(0, "rank", plan.name), line),
-    }
-    placed = pa.RecordBatch.from_pydict(columns, tables.PLACEMENT)
-    bounds = np.linspace(0, len(line), num_batches + 1).astype(int).tolist()
-    parts = []
-    for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        piece = tables.placements_to_bytes(placed.slice(start, stop - start))
-        parts += write_slices(files, paths.slice_path("references", number), [(0, piece)])
-    return [part for _, part in parts], len(line)
-
-
-def _offsets(unit: int) -> UnitOffsets:
-    serial = unit * UNIT_SAMPLES
-    return {"train": UnitOffset(serial=serial, strata={0: serial})}
+def _other_unit(unit: int) -> bytes:
+    """The table of a unit with keys of its own."""
+    table = tables.from_bytes(_encoded(), tables.UNIT)
+    keys = hash64(7, np.arange(unit * UNIT_SAMPLES, (unit + 1) * UNIT_SAMPLES))
+    return bytes(tables.to_bytes(tables.with_columns(table, {"key_hash": keys}, tables.UNIT)))
 
 
 def _summary(unit: int) -> UnitSummary:
@@ -436,8 +350,8 @@ class _Listing(MemoryStorage):
 
 @dataclass(frozen=True)
 class _Made(MemoryStorage):
-    """A storage that holds nothing: what is read is made, as JSON, from the last number in its
-    name; what is written goes to a folder of the disk.
+    """A storage that holds nothing: what is read is made, as bytes or JSON, from the last number in
+    its name; what is written goes to a folder of the disk.
     """
 
     make: Callable[[int], Any] = int
@@ -448,7 +362,8 @@ class _Made(MemoryStorage):
     ) -> bytes:
         content = b""
         if name != paths.BUILD:
-            content = msgspec.json.encode(self.make(int(re.findall(r"[0-9]+", name)[-1])))
+            made = self.make(int(re.findall(r"[0-9]+", name)[-1]))
+            content = made if isinstance(made, bytes) else msgspec.json.encode(made)
         return content + frame("", content)
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
@@ -456,7 +371,7 @@ class _Made(MemoryStorage):
 
 
 def made_files(make: Callable[[int], Any], folder: str = "") -> PlanFiles:
-    """The plan files of a build whose output holds, as JSON, what `make` gives for a number."""
+    """The plan files of a build whose output holds what `make` gives for a number."""
     return PlanFiles(_Made("made", make=make, folder=folder), build="")
 
 

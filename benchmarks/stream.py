@@ -37,7 +37,7 @@ from benchmarks import environment, reading, stream_page
 from benchmarks.far import relay
 from benchmarks.measuring import compare, cpu_s, family, of_checkout, parser_of, proportional_bytes
 from benchmarks.reading import BATCH, WORKERS, Contestant, Data
-from pipelines.images.jpeg_restart import add_restart_markers
+from pipelines.images.restart_markers import add_restart_markers
 from shardset.decode.crops import PadCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec, decode, decode_into, draws
 from shardset.format.images import stored_png
@@ -136,7 +136,7 @@ def _window(photo: np.ndarray, height: int, width: int, draw: np.random.Generato
 def spec_of(data: Data) -> ImageSpec:
     """How training images are cropped and resized."""
     crop = RandomResizedCrop() if data.kind == "jpeg" else PadCrop(4)
-    return ImageSpec(size=data.size, crop=crop, flip=True)
+    return ImageSpec(size=data.size, crop=crop, flip="device")
 
 
 def stream_of(url: str, data: Data, **options) -> Stream:
@@ -345,7 +345,7 @@ import sys
 import shardset
 url, size = sys.argv[1:]
 crop = {"crop": shardset.PadCrop(4)} if size == "32" else {}
-image = shardset.ImageSpec(size=int(size), flip=True, **crop)
+image = shardset.ImageSpec(size=int(size), flip="pixels", **crop)
 world = {"global_batch_size": 256, "rank": 0, "world_size": 1}  # also of older checkouts
 stream = shardset.Stream(url, "train", seed=1, image=image, **world)
 for batch in stream.epoch(0):

@@ -129,7 +129,7 @@ def turn_of(learner: Learner, feed: DeviceFeed) -> tuple[float, float]:
     before = time.perf_counter(), time.process_time()
     num_samples = 0
     for fed in feed:
-        learner.train_step(fed.tensors, 0.0, fed.step)
+        learner.train_step(fed.tensors, 0.0, fed.step, len(fed.real_ids))
         num_samples += len(fed.ids)
     seconds, cpu_s = time.perf_counter() - before[0], time.process_time() - before[1]
     return num_samples / seconds, 1000 * cpu_s / num_samples

@@ -106,7 +106,7 @@ def show_reads() -> None:
         ids = np.flatnonzero(np.random.default_rng(0).random(num_samples) < share)
         cells = []
         for size in SAMPLE_BYTES:
-            view = Selection.of(ids, num_samples, "a view")
+            view = Selection.from_kept(ids, num_samples, "a view")
             reads, samples = cost(
                 fit_order(sizes, options, stored_bytes=num_samples * size, view=view)
             )

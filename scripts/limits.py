@@ -50,12 +50,12 @@ BUILD: list[tuple[str, str, Show]] = [
     ("rows per unit of `hf`", "pipelines.sources.huggingface:ROWS_PER_UNIT", count),
     (
         "input per worker process on this machine",
-        "pipelines.runners.options:BYTES_PER_WORKER",
+        "pipelines.runners.beam_options:BYTES_PER_WORKER",
         size,
     ),
     ("text of a field that travels with its sample", "pipelines.plan.index:MAX_INLINE_BYTES", size),
-    ("images on the page after a build", "pipelines.report.page:IMAGES_AFTER_BUILD", count),
-    ("images that `report` decodes", "pipelines.report.page:IMAGES", count),
+    ("images on the page after a build", "pipelines.report.set_page:IMAGES_AFTER_BUILD", count),
+    ("images that `report` decodes", "pipelines.report.set_page:IMAGES", count),
 ]
 FORMAT: list[tuple[str, str, Show]] = [
     ("length of a key", "shardset.format.naming:MAX_KEY_BYTES", size),
@@ -82,8 +82,7 @@ READER: list[tuple[str, str, Show]] = [
     ("batches ahead, `prefetch`", "shardset.order.budget:PREFETCH", count),
     ("decoding processes, for small images", "shardset.stream.source:MAX_WORKERS", count),
     ("samples from which they are used", "shardset.stream.source:MIN_DECODED", count),
-    ("concurrent reads from a bucket", "shardset.read.remote:NUM_FETCHERS", count),
-    ("concurrent reads of indexes", "shardset.read.indexes:NUM_INDEX_READERS", count),
+    ("concurrent reads from a bucket", "shardset.storage.many:REQUESTS_AT_ONCE", count),
     ("unwanted samples per wanted one in a view", "shardset.order.blocks:GAP_SHARE", percent),
     ("reads that may be sent twice", "shardset.read.remote:MAX_HEDGED", percent),
 ]

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 import shardset
-from pipelines.export.write import export
+from pipelines.export.side_files import export
 from scripts import venvs
 from tests.makers.built import built, config_of
 from tests.makers.documented import run

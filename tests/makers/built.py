@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 from pipelines.build import build
 from pipelines.check.inspect import inspect
@@ -68,7 +69,8 @@ def unfinished(raw: Path, output: Path, tool: str | None = None) -> BuildConfig:
 
 def inspected(url: Path | str, **which):
     """What `inspect` answers: samples, or an overview."""
-    return inspect(str(url), **which)
+    answer = inspect(str(url), **which)
+    return answer if isinstance(answer, dict) else [SimpleNamespace(**row) for row in answer]
 
 
 def add(raw: Path, name: str, data: bytes) -> None:

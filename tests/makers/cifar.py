@@ -6,11 +6,13 @@ folder="cifar-10-batches-py")
 """
 
 import gzip
+import io
+import pickle
 import struct
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -104,63 +106,24 @@ def pickle_of(value: Any) -> bytes:
     """What Python 2's cPickle wrote with protocol 2: texts are byte strings, arrays go by
     numpy.core.multiarray.
     """
-    return b"\x80\x02" + _Python2Pickler().write(value) + b"."
+    buffer = io.BytesIO()
+    _Python2Pickler(buffer, protocol=2).dump(value)
+    return buffer.getvalue().replace(b"numpy._core", b"numpy.core")
 
 
-class _Python2Pickler:
-    """Values as opcodes, each container and string put in the memo as cPickle does."""
+class _Python2Pickler(pickle._Pickler):
+    def _save_string(self: Any, value: str | bytes) -> None:
+        data = value.encode("latin1") if isinstance(value, str) else value
+        is_short = len(data) < 256
+        size = bytes([len(data)]) if is_short else struct.pack("<i", len(data))
+        self.write((pickle.SHORT_BINSTRING if is_short else pickle.BINSTRING) + size + data)
+        self.memoize(value)
 
-    def __init__(self) -> None:
-        self._num_memo = 0
-
-    def write(self, value: Any) -> bytes:
-        if isinstance(value, bool) or value is None:
-            return {True: b"\x88", False: b"\x89", None: b"N"}[value]
-        writers: dict = {
-            int: self._int,
-            str: self._string,
-            bytes: self._string,
-            list: self._list,
-            dict: self._dict,
-        }
-        return {**writers, np.ndarray: self._array}[type(value)](value)
-
-    def _put(self) -> bytes:
-        number, self._num_memo = self._num_memo, self._num_memo + 1
-        return b"q" + bytes([number]) if number < 256 else b"r" + struct.pack("<i", number)
-
-    def _int(self, value: int) -> bytes:
-        if 0 <= value < 1 << 16:
-            return b"K" + bytes([value]) if value < 256 else b"M" + struct.pack("<H", value)
-        return b"J" + struct.pack("<i", value)
-
-    def _string(self, value: str | bytes) -> bytes:
-        raw = value.encode("latin1") if isinstance(value, str) else value
-        head = b"U" + bytes([len(raw)]) if len(raw) < 256 else b"T" + struct.pack("<i", len(raw))
-        return head + raw + self._put()
-
-    def _list(self, value: list[Any]) -> bytes:
-        return b"]" + self._put() + b"(" + b"".join(map(self.write, value)) + b"e"
-
-    def _dict(self, value: dict[str, Any]) -> bytes:
-        start = b"}" + self._put() + b"("
-        return (
-            start
-            + b"".join(self.write(key) + self.write(item) for key, item in value.items())
-            + b"u"
-        )
-
-    def _array(self, value: np.ndarray) -> bytes:
-        made = (
-            b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
-            + self._put()
-        )
-        shape = b"".join(map(self._int, value.shape)) + {1: b"\x85", 2: b"\x86"}[value.ndim]
-        dtype = (
-            b"cnumpy\ndtype\n" + self._string(value.dtype.str.lstrip("|<>")) + b"K\x00K\x01\x87R"
-        )
-        dtype += b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-        return made + b"(K\x01" + shape + dtype + b"\x89" + self._string(value.tobytes()) + b"tb"
+    dispatch: ClassVar[dict[type, Any]] = {
+        **pickle._Pickler.dispatch,
+        str: _save_string,
+        bytes: _save_string,
+    }
 
 
 def _batch_value(one: Batch) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from unittest.mock import patch
 from shardset.storage import memory
 from shardset.storage.base import Stat
 from shardset.storage.memory import MemoryStorage
+from shardset.storage.remote_folder import SpooledWriter
 
 PAGE = 1000
 """So many objects come with one request for a list."""
@@ -50,9 +51,10 @@ class CountedStorage(MemoryStorage):
             if number % PAGE == 0:
                 self.asked.append(page)
 
-    def _store(self, full: str, if_generation: str | None, data: bytes) -> None:
-        self.asked.append(Request("write", f"memory://{self.bucket}/{full}", len(data)))
-        super()._store(full, if_generation, data)
+    def _store(self, full: str, if_generation: str | None, written: SpooledWriter) -> None:
+        name = f"memory://{self.bucket}/{full}"
+        self.asked.append(Request("write", name, written.num_bytes))
+        super()._store(full, if_generation, written)
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
         self.asked.append(Request("delete", f"{self.url}/{name}"))

@@ -2,8 +2,8 @@
 read.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Any
 
 from shardset.storage.base import ObjectWriter, Stat, Storage
 
@@ -17,32 +17,16 @@ _told: dict[str, Told] = {}
 _changed: dict[str, Changed] = {}
 
 
-@dataclass(frozen=True)
 class Door:
     """The storage behind it, for everybody who has the same `key`; pickles within a process."""
 
-    inner: Storage
-    key: str
+    def __init__(self, inner: Storage, key: str) -> None:
+        self.inner, self.key = inner, key
 
-    @property
-    def url(self) -> str:
-        return self.inner.url
-
-    @property
-    def is_remote(self) -> bool:
-        return self.inner.is_remote
-
-    @property
-    def is_shared(self) -> bool:
-        return self.inner.is_shared
-
-    @property
-    def reads_at_once(self) -> int:
-        return self.inner.reads_at_once
-
-    @property
-    def is_throttled(self) -> bool:
-        return self.inner.is_throttled
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # of an object that is just being unpickled
+            raise AttributeError(name)
+        return getattr(self.inner, name)
 
     def stat(self, name: str) -> Stat:
         self._tell("stat", name)
@@ -60,23 +44,17 @@ class Door:
     ) -> tuple[bytes, Stat]:
         return self.read(name, start, stop), self.inner.stat(name)
 
-    def list(self, prefix: str = "") -> Iterator[Stat]:
-        return self.inner.list(prefix)
-
-    def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
+    def writer(self, name: str, **condition: Any) -> ObjectWriter:
         self._tell("write", name)
-        return _Writer(self, name, self.inner.writer(name, if_generation=if_generation))
+        return _Writer(self, name, self.inner.writer(name, **condition))
 
-    def write(self, name: str, data: bytes, *, if_generation: str | None = None) -> None:
-        with self.writer(name, if_generation=if_generation) as out:
+    def write(self, name: str, data: bytes, **condition: Any) -> None:
+        with self.writer(name, **condition) as out:
             out.write(data)
 
-    def delete(self, name: str, *, generation: str | None = None) -> None:
+    def delete(self, name: str, **condition: Any) -> None:
         self._tell("delete", name)
-        self.inner.delete(name, generation=generation)
-
-    def sweep(self) -> None:
-        self.inner.sweep()
+        self.inner.delete(name, **condition)
 
     def on_retry(self, tell: Callable[[], None]) -> "Door":
         return Door(self.inner.on_retry(tell), self.key)
@@ -105,13 +83,13 @@ class _Writer:
             self._door._tell("closed", self._name)
 
 
-def told(inner: Storage, key: str, tell: Told) -> Door:
+def told(inner: Storage, key: str, tell: Told) -> Any:
     """A door whose calls are told."""
     _told[key] = tell
     return Door(inner, key)
 
 
-def changing(inner: Storage, key: str, change: Changed) -> Door:
+def changing(inner: Storage, key: str, change: Changed) -> Any:
     """A door that gives what `change` makes of (`NAME START STOP`, the bytes read)."""
     _changed[key] = change
     return Door(inner, key)

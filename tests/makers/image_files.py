@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from tests.makers.odd_images import (
     ORIENTATION,
@@ -30,6 +31,70 @@ class ImageFile(NamedTuple):
     data: bytes
     reason: str = ""
     same: bytes = b""
+
+
+TURNED_SIZE = (52, 37)
+XMP = '<rdf tiff:Orientation="%d"/>'
+XMP_OF_JPEG = b"http://ns.adobe.com/xap/1.0/\0" + XMP.encode()
+PADDINGS = {"fill": b"\xff\xff", "zeros": b"\0\0\0", "RST": b"\xff\xd3"}
+
+
+def _in_text(kind: str, exif: bytes, xmp: bytes) -> dict[str, PngInfo]:
+    """The metadata of a PNG as ImageMagick writes it, or as XMP."""
+    info = PngInfo()
+    if kind == "XMP":
+        info.add_itxt("XML:com.adobe.xmp", xmp.decode())
+    else:
+        lines = f"\nexif\n{len(exif):8d}\n{exif[:30].hex()}\n{exif[30:].hex()}\n"
+        info.add_text("Raw profile type exif", lines, zip=kind == "zTXt")
+    return {"pnginfo": info}
+
+
+TURNED: dict = {
+    "jpg": ("JPEG", lambda exif, xmp: {"quality": 95, "exif": exif}),
+    "jpg XMP": ("JPEG", lambda exif, xmp: {"quality": 95, "xmp": xmp}),
+    "jpg progressive": (
+        "JPEG",
+        lambda exif, xmp: {"quality": 95, "progressive": True, "exif": exif},
+    ),
+    **{f"jpg {name}": ("JPEG", lambda exif, xmp: {"exif": exif}) for name in PADDINGS},
+    "png": ("PNG", lambda exif, xmp: {"exif": exif}),
+    "png at its end": ("PNG", lambda exif, xmp: {"exif": exif}),
+    **{
+        f"png {kind}": ("PNG", lambda exif, xmp, kind=kind: _in_text(kind, exif, xmp))
+        for kind in ("tEXt", "zTXt", "XMP")
+    },
+    "webp": ("WEBP", lambda exif, xmp: {"lossless": True, "exif": exif}),
+    "webp XMP": ("WEBP", lambda exif, xmp: {"lossless": True, "xmp": xmp}),
+    "avif": ("AVIF", lambda exif, xmp: {"exif": exif}),
+    "tif": ("TIFF", lambda exif, xmp: {"exif": exif}),
+    "tif XMP": ("TIFF", lambda exif, xmp: {"tiffinfo": {0x02BC: xmp}}),
+    "tif LZW XMP": (
+        "TIFF",
+        lambda exif, xmp: {"tiffinfo": {0x02BC: xmp}, "compression": "tiff_lzw"},
+    ),
+}
+"""Where the orientation stands, by the format of the file."""
+
+
+def turned_file(
+    kind: str, orientation: int, size: tuple[int, int] = TURNED_SIZE, mode: str = "RGB"
+) -> bytes:
+    """A picture that is stored turned."""
+    name, options = TURNED[kind]
+    exif = Image.Exif()
+    exif[0x010E] = "a description, which comes before the orientation"
+    exif[ORIENTATION] = orientation
+    metadata = options(exif.tobytes(), XMP.encode() % orientation)
+    data = encoded(picture(3, size).convert(mode), name, **metadata)
+    if padding := PADDINGS.get(kind.removeprefix("jpg ")):
+        at = data.index(b"\xff\xe1")
+        return data[:at] + padding + data[at:]
+    if kind == "png at its end":
+        at = data.index(b"eXIf") - 4
+        end = data.index(b"IDAT") - 4
+        return data[:at] + data[end:-12] + data[at:end] + data[-12:]
+    return data
 
 
 SAVED = {
@@ -84,10 +149,9 @@ def _saved() -> Iterator[tuple[str, ImageFile]]:
     for kind in (np.float32, np.int32):
         image = Image.fromarray(np.full((5, 4), 70_000, kind))
         yield f"tif {kind.__name__}", ImageFile("tif", encoded(image, "TIFF"), NO_LEVELS)
-    exif = Image.Exif()
-    exif[ORIENTATION] = 6
-    for field, file_format in (("jpg", "JPEG"), ("png", "PNG"), ("webp", "WEBP"), ("avif", "AVIF")):
-        yield f"{field} turned", ImageFile(field, encoded(picture(), file_format, exif=exif))
+    for number, kind in enumerate(TURNED):
+        data = turned_file(kind, 1 + number % 8)
+        yield f"{kind} turned {1 + number % 8}", ImageFile(kind.split()[0], data)
 
 
 def _marked(data: bytes, transform: int | None, ids: bytes, jfif: bool) -> bytes:

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from trainer.config import TrainConfig
 from trainer.data.splits import open_data
-from trainer.model import augment, build
+from trainer.model import batch_transforms, networks
 from trainer.model.learner import step_key
 from trainer.runtime.base import replica_key
 
@@ -27,7 +27,7 @@ def plain_run(
 ) -> list[float]:
     """The loss of each step of a run on one device."""
     data = open_data(config, 0, 1)
-    net = build.build(config.model, data.num_classes, config.seed).train()
+    net = networks.build(config.model, data.num_classes, config.seed).train()
     optimizer, losses, regularize = optimizer_of(net), [], config.regularize
     for step, (rate, batch) in enumerate(zip(rates, batches_of(config), strict=True)):
         images, targets = images_and_targets(config, batch, data.num_classes)
@@ -53,7 +53,7 @@ def batches_of(config: TrainConfig) -> Iterator[Batch]:
     for epoch, step, batch in stream.run(
         iter([(epoch, range(len(stream))) for epoch in range(config.epochs)])
     ):
-        whole: dict[str, Any] = augment.with_mix(config, dict(batch), epoch, step)
+        whole: dict[str, Any] = batch_transforms.with_mix(config, dict(batch), epoch, step)
         names = ("image", "label", "weight", "flip", "mix")
         yield {name: torch.as_tensor(whole[name]) for name in names if name in whole}
 

@@ -47,13 +47,8 @@ class RecordingStorage:
     looks: list = field(default_factory=list)
     is_throttled: bool = False
 
-    @property
-    def url(self):
-        return self.inner.url
-
-    @property
-    def is_remote(self):
-        return self.inner.is_remote
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
 
     def stat(self, name) -> Stat:
         self.looks.append(name)

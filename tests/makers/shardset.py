@@ -69,9 +69,10 @@ def png_samples(
     split: str, num_samples: int, *, size: int = 32, num_classes: int = 10
 ) -> list[StoredSample]:
     """Square PNGs whose pixels are `pixels(serial, size, size)`."""
+    images = (encode(pixels(serial, size, size), "png") for serial in range(num_samples))
     return [
-        image_sample(split, serial, encode(pixels(serial, size, size), "png"), "png", num_classes)
-        for serial in range(num_samples)
+        image_sample(split, serial, image, "png", num_classes)
+        for serial, image in enumerate(images)
     ]
 
 
@@ -85,15 +86,10 @@ def jpeg_samples(
     quality: int = 90,
 ) -> list[StoredSample]:
     """JPEGs of `pixels(serial, height, width)`."""
+    images = (pixels(serial, height, width) for serial in range(num_samples))
     return [
-        image_sample(
-            split,
-            serial,
-            encode(pixels(serial, height, width), "jpeg", quality=quality),
-            "jpg",
-            num_classes,
-        )
-        for serial in range(num_samples)
+        image_sample(split, serial, encode(image, "jpeg", quality=quality), "jpg", num_classes)
+        for serial, image in enumerate(images)
     ]
 
 

@@ -1,6 +1,7 @@
 """Reads back what a build stored, through the tar alone."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +48,9 @@ def samples_of(folder: Path | str, manifest: Manifest, split: str) -> dict[str, 
         for group in sample_members(members(data, shard.path)):
             found[group[0].key] = {m.field: data[m.offset : m.offset + m.num_bytes] for m in group}
     return found
+
+
+def quarantined(folder: Path | str) -> list[dict[str, Any]]:
+    """The lines of the quarantine list."""
+    lines = open_storage(str(folder)).read(naming.quarantine_path()).splitlines()
+    return [json.loads(line) for line in lines]

@@ -85,9 +85,8 @@ def environment() -> dict[str, Any]:
     """
     before = set(os.environ)
     try:
-        base = processes.launch_environment(
-            json.loads(os.environ["WORKERS"]), os.environ.get("NUMBER")
-        )
+        number = int(os.environ.get("NUMBER", "0"))
+        base = processes.launch_environment(json.loads(os.environ["WORKERS"]), number)
     except ConfigError as error:
         return {"error": str(error)}
     told = processes.environments_of(base, torchtpu.num_local_processes(base))

@@ -38,7 +38,7 @@ def main(port: int, host: int, num_hosts: int, what: str) -> None:
         own.on_loss = lambda text: print(f"noted: {text}", flush=True)
         own.set_step(10 + host)
         own.start(address, host, num_hosts)
-        exits.push(own)
+        exits.push(lambda kind, error, trace: own.leave(error))
         while what != "wait alone" and server is not None and _num_heard(server) < num_hosts:
             time.sleep(BEAT_S)
         print("ready", flush=True)

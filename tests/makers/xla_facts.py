@@ -17,10 +17,10 @@ from torch import nn
 from shardset.errors import ConfigError
 from tests.makers.models import batch_of
 from trainer.config import ModelConfig, OptimizerConfig, RegularizeConfig
-from trainer.model.augment import with_mix
+from trainer.model.batch_transforms import with_mix
 from trainer.model.learner import Learner
 from trainer.recipes import digits_smoke
-from trainer.run_folder import checkpoint_state
+from trainer.run_folder import checkpoint
 from trainer.runtime.base import Single
 from trainer.runtime.launch import running
 from trainer.runtime.xla import Spmd
@@ -173,7 +173,7 @@ def _step(spmd, config):
                 learner = Learner(runtime, config, 10, _copied(learner))
             batch = with_mix(config, _batch(16, step), 0, step)
             placed = {name: torch.as_tensor(value) for name, value in batch.items()}
-            learner.train_step(runtime.to_device(placed), rate, key=step)
+            learner.train_step(runtime.to_device(placed), rate, key=step, weight=16)
         states.append(learner.state())
     pairs = [
         (states[1][kind], states[0][kind])
@@ -197,7 +197,7 @@ def _copied(learner: Learner) -> Any:
     state = learner.state()
     assert metrics.metric_data("ExecuteReplicatedTime") == before
     stored: Any = {"identity": {}, **state}
-    return checkpoint_state.decode(checkpoint_state.encode(stored), "here")
+    return checkpoint.state_from_bytes(checkpoint.state_to_bytes(stored), "here")
 
 
 def _distance(left: torch.Tensor, right: torch.Tensor) -> float:

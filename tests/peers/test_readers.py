@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from pipelines.check.verify import verify
-from pipelines.export.write import export
+from pipelines.export.side_files import export
 from scripts import venvs
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest

@@ -13,23 +13,18 @@ import math
 import os
 import queue
 import random
-import sys
 import threading
 import time
-import traceback
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from pipelines.plan import append
 from shardset.per_process import PerProcess
-from shardset.storage import retry, served
+from shardset.storage import retry
 
 EVENTS_SHOWN = 20
 WALL_S = 1_790_000_000.0
@@ -227,11 +222,8 @@ class Baton:
                 return due[0] if len(due) == 1 else self.random.choice(due)
             soonest = min(times, default=FOREVER)
             if soonest == FOREVER:
-                waiting = "".join(
-                    f"\n{task.process.name}/{task.name} at {_place(task)}"
-                    for task in self._living()
-                )
-                self._give_up(Failed(f"all wait for ever:{waiting}"))
+                waiting = (f"{task.process.name}/{task.name}" for task in self._living())
+                self._give_up(Failed(f"all wait for ever: {', '.join(waiting)}"))
             elif soonest > self._limit_s:
                 self._give_up(Failed(f"not at its end after {self._limit_s:.0f} s of virtual time"))
             self.now = soonest
@@ -293,21 +285,6 @@ class Baton:
             self._running = None
 
 
-def _place(task: Task) -> str:
-    """Where a thread of the product waits: its innermost lines outside of the simulation and the
-    standard library.
-    """
-    stack = traceback.extract_stack(sys._current_frames().get(task.ident))
-    ours = [
-        frame
-        for frame in stack
-        if any(f"/{name}/" in frame.filename for name in ("shardset", "pipelines", "trainer"))
-    ]
-    return " < ".join(
-        f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in reversed(ours[-4:])
-    )
-
-
 def _uncaught(error: BaseException) -> Failed:
     failed = Failed(f"a thread ended by {type(error).__name__}: {error}")
     failed.__cause__ = error
@@ -342,19 +319,6 @@ class _Lock:
 
     def __exit__(self, *exc: object) -> None:
         self.release()
-
-
-class _ProcessLock:
-    """A lock of a module: each process has its own."""
-
-    def __init__(self) -> None:
-        self._locks: defaultdict[Process, _Lock] = defaultdict(_Lock)
-
-    def __enter__(self) -> bool:
-        return self._locks[baton().running.process].acquire()
-
-    def __exit__(self, *exc: object) -> None:
-        self._locks[baton().running.process].release()
 
 
 _RealThread = threading.Thread
@@ -457,9 +421,6 @@ def _installed(simulation: Baton) -> Iterator[None]:
         )
         exits.enter_context(patch.object(retry, "_of_process", _policy))
         # No body is slow here, so no thread looks for those that are.
-        exits.enter_context(patch.object(served, "_running", lambda: {}))
-        exits.enter_context(patch.object(append, "_reading", _ProcessLock()))
-        exits.enter_context(patch.dict(append._read))
         exits.enter_context(patch.object(PerProcess, "__call__", _per_process()))
         _active = simulation
         try:

@@ -2,16 +2,18 @@
 by the seed.
 """
 
+import io
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unittest.mock import patch
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
+import requests
 import urllib3
 from google.auth.credentials import AnonymousCredentials
 
@@ -56,22 +58,11 @@ STORMY = Faults(refused=0.02, unsent=0.02, unanswered=0.03, late=0.01, damaged=0
 
 @dataclass(eq=False)
 class Response:
-    """The part of urllib3's response that the client uses."""
+    """An answer."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
-
-    def read(self, amount: int | None = None, decode_content: bool = False) -> bytes:
-        size = len(self.body) if amount is None else amount
-        piece, self.body = self.body[:size], self.body[size:]
-        return piece
-
-    @property
-    def length_remaining(self) -> int:
-        return len(self.body)
-
-    def close(self) -> None: ...
 
 
 class Request(NamedTuple):
@@ -114,15 +105,8 @@ class Bucket:
     def reached(self) -> Iterator[None]:
         """A block in which each process has its connection to this bucket."""
 
-        def connect(emulator: str) -> gcs_http._Connection:
-            pool: Any = _Pool(self)
-            token_request = gcs_http._TokenRequest()
-            return gcs_http._Connection(
-                AnonymousCredentials(), "", HOST, pool, "", {}, token_request
-            )
-
         with (
-            patch.object(gcs_http._connect, "_make", connect),
+            patch.object(gcs_http._connect, "_make", lambda emulator: (_Session(self), HOST, "it")),
             patch.dict(os.environ, STORAGE_EMULATOR_HOST=HOST),
         ):
             yield
@@ -281,31 +265,33 @@ def _page_of(request: Request) -> tuple[str, str]:
     return request.params["prefix"], request.params.get("pageToken", "")
 
 
-class _Pool:
-    """What the client takes for urllib3's pool of connections."""
+class _Session:
+    """What the client takes for google-auth's session."""
+
+    credentials = AnonymousCredentials()
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
 
-    def urlopen(
+    def request(
         self,
         method: str,
-        target: str,
+        url: str,
         *,
-        body: Iterator[bytes] | None,
+        params: dict[str, str],
+        data: Iterable[bytes] | None,
         headers: Mapping[str, str],
-        timeout: urllib3.Timeout,
+        timeout: tuple[float, float],
         **options: object,
-    ) -> Response:
-        parts = urlsplit(target)
-        bucket, _, name = parts.path.partition("/b/")[2].partition("/o")
-        params = {
-            key: values[0] for key, values in parse_qs(parts.query, keep_blank_values=True).items()
-        }
-        data, name = b"".join(body or ()), bucket + unquote(name)
-        return self._bucket.send(
-            Request(method, name, params, headers.get("Range", ""), data), timeout.read_timeout or 0
-        )
+    ) -> requests.Response:
+        bucket, _, name = urlsplit(url).path.partition("/b/")[2].partition("/o")
+        body, name = b"".join(data or ()), bucket + unquote(name)
+        asked = Request(method, name, dict(params), headers.get("Range", ""), body)
+        answer, response = self._bucket.send(asked, timeout[1]), requests.Response()
+        response.status_code = answer.status
+        response.headers.update(answer.headers)
+        response.raw = urllib3.HTTPResponse(io.BytesIO(answer.body), preload_content=False)
+        return response
 
 
 def _parts(body: bytes) -> tuple[bytes, bytes, bytes]:

@@ -1,10 +1,11 @@
 """Builds under a seed: killed, stopped for hours, beside each other, over a cruel network."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -13,7 +14,8 @@ from pipelines import sources
 from pipelines.build import build
 from pipelines.config import BuildConfig
 from pipelines.plan import layout
-from pipelines.runners import options
+from pipelines.runners import beam_options
+from pipelines.write.set_files import listed_by
 from shardset.checksum import crc32c_text
 from shardset.errors import ManifestError, ShardsetError, TransientError
 from shardset.format import manifest as manifests
@@ -23,7 +25,7 @@ from shardset.read.indexes import read_index
 from shardset.storage.checked import read_object
 from tests.makers.images import image_bytes
 from tests.simulation import runner
-from tests.simulation.baton import Baton, Process
+from tests.simulation.baton import FOREVER, Baton, Process
 from tests.simulation.bucket import CALM, STORMY, Bucket, Object
 
 _open_source = sources.open_source
@@ -31,7 +33,7 @@ _open_source = sources.open_source
 OUT = "bucket/out/"
 MANIFEST = OUT + naming.MANIFEST
 RUNNER = ["--runner", f"{runner.__name__}.{runner.SimRunner.__name__}"]
-options.TESTED = (*options.TESTED, runner.SimRunner.__name__)
+beam_options.TESTED = (*beam_options.TESTED, runner.SimRunner.__name__)
 CALM_AFTER_S = 3000.0
 MOST_TRIES = 30
 
@@ -113,9 +115,8 @@ class Builds:
                 "open_source",
                 lambda config: replace(_open_source(config), entries_per_unit=4),
             ),
-            patch.object(layout, "MIN_BATCH", 4),
-            patch.object(layout, "MAX_BATCH", 4),
-            patch.object(layout, "BUCKET_KEYS", 4),
+            patch.object(layout, "MIN_GROUP", 4),
+            patch.object(layout, "MAX_GROUP", 4),
         ):
             yield
 
@@ -167,20 +168,25 @@ class Builds:
     def _user(self, config: BuildConfig) -> bool:
         """Runs the same command until it succeeds; whether it did, and not another build."""
         for _ in range(MOST_TRIES):
-            launcher = self.process("launcher")
-            task = self.baton.start(lambda: build(config, RUNNER), "build", launcher)
-            self.baton.wait(lambda task=task: task.is_over)
-            self.baton.note(
-                f"the build ended: {task.error or ('killed' if launcher.is_killed else 'finished')}"
-            )
-            if task.error is None and task.is_done:
+            is_done, error = self.attempt(lambda: build(config, RUNNER), self.process("launcher"))
+            if is_done:
                 return True
-            if isinstance(task.error, ManifestError) and len(self._seeds) > 1:
+            if isinstance(error, ManifestError) and len(self._seeds) > 1:
                 return False
-            if task.error and not isinstance(task.error, ShardsetError):
-                raise task.error
             self.baton.sleep(self.baton.random.uniform(1, 60))
-        raise self.baton.fail(f"a build failed {MOST_TRIES} times, at last by {task.error}")
+        raise self.baton.fail(f"a build failed {MOST_TRIES} times, at last by {error}")
+
+    def attempt(
+        self, command: Callable[[], Any], process: Process, patience_s: float = FOREVER
+    ) -> tuple[bool, BaseException | None]:
+        """Whether a command has succeeded, in a process that may die or sleep, and its error."""
+        task = self.baton.start(command, "command", process)
+        self.baton.wait(lambda: task.is_over, patience_s)
+        how = task.error or ("finished" if task.is_done else "killed or asleep")
+        self.baton.note(f"the command ended: {how}")
+        if task.error and not isinstance(task.error, ShardsetError):
+            raise task.error
+        return task.is_done and task.error is None, task.error
 
     def _reader(self) -> None:
         """Reads all tars and indexes at some time: those of one set, or an error that says that it
@@ -221,15 +227,27 @@ class Builds:
         if name == MANIFEST:
             if new is None and len(self._seeds) == 1:
                 self.baton.fail("the manifest is gone")
-            self._listed = listed_in(self.bucket, manifests.parse(new.data)) if new else {}
-            for path, crc32c in self._listed.items():
-                found = self.bucket.objects.get(path)
-                if found is None or crc32c not in ("", found.crc32c):
-                    self.baton.fail(f"{path} is not what the new manifest lists")
+            self._listed = self.check_listed(new) if new else {}
         elif name in self._listed and (new is None or self._listed[name] not in ("", new.crc32c)):
             self.baton.fail(
                 f"{name} was {'changed' if new else 'removed'}, though the manifest lists it"
             )
+
+    def check_listed(self, manifest: Object) -> dict[str, str]:
+        """What a new manifest lists, which must be there."""
+        listed = listed_in(self.bucket, manifests.parse(manifest.data))
+        for path, crc32c in listed.items():
+            found = self.bucket.objects.get(path)
+            if found is None or crc32c not in ("", found.crc32c):
+                self.baton.fail(f"{path} is not what the new manifest lists")
+        return listed
+
+    def check_known(self, known: set[str]) -> None:
+        """Of the files in the folder, all but those of a plan must be known."""
+        plan = OUT + naming.PLAN_FOLDER
+        names = (name for name in self.bucket.names(OUT) if not name.startswith(plan))
+        if unknown := [name for name in names if name not in known]:
+            self.baton.fail(f"nothing lists {', '.join(unknown)}")
 
     def check_end(self) -> None:
         """One whole set, that of one of the users, and no file of unknown origin."""
@@ -241,15 +259,7 @@ class Builds:
             self.baton.fail(
                 f"the tars are not those of an undisturbed build with seed {manifest.seed}"
             )
-        known = {MANIFEST, *self._listed}
-        plan = OUT + naming.PLAN_FOLDER
-        unknown = [
-            name
-            for name in self.bucket.names(OUT)
-            if name not in known and not name.startswith(plan)
-        ]
-        if unknown:
-            self.baton.fail(f"nothing lists {', '.join(unknown)}")
+        self.check_known({MANIFEST, *self._listed})
 
 
 def tars_of(bucket: Bucket) -> list[str]:
@@ -260,7 +270,7 @@ def tars_of(bucket: Bucket) -> list[str]:
 
 def listed_in(bucket: Bucket, manifest: Manifest) -> dict[str, str]:
     """The objects that a manifest lists, with their CRC32C where that is known."""
-    listed = {OUT + name: "" for name in manifests.files_of(manifest)}
+    listed = {OUT + name: "" for name in listed_by(manifest)}
     for split in manifest.splits.values():
         for group in split.groups:
             table = bucket.objects.get(OUT + group.table)

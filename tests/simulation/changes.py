@@ -15,8 +15,8 @@ from pyarrow import parquet
 from pipelines.build import build
 from pipelines.sets.compact import compact
 from pipelines.sets.retire import Compacted
-from pipelines.sets.versions import tag
-from pipelines.sets.view import Choice, make_view
+from pipelines.sets.version_history import tag
+from pipelines.sets.view_maker import Choice, make_view
 from shardset.errors import ConfigError, ManifestError, ShardsetError, TransientError
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
@@ -205,22 +205,13 @@ class Changes(Builds):
     def _attempt(
         self, change: Callable[[], Any], patience_s: float = FOREVER
     ) -> tuple[bool, BaseException | None]:
-        """Whether a command has succeeded, in a process that may die or sleep, and its error."""
         draw, process = self.baton.random, self.baton.process("command")
         if draw.random() < 0.5:
             process.fate = (
                 draw.randrange(120),
                 draw.choice([Process.kill, Process.kill, self._stop]),
             )
-        task = self.baton.start(change, "command", process)
-        self.baton.wait(lambda: task.is_over, patience_s)
-        self.baton.note(
-            "the command ended:"
-            f" {task.error or ('finished' if task.is_done else 'killed or asleep')}"
-        )
-        if task.error and not isinstance(task.error, ShardsetError):
-            raise task.error
-        return task.is_done and task.error is None, task.error
+        return self.attempt(change, process, patience_s)
 
     def _reader(self) -> None:
         """Begins on the newest version at some time, and ends on it later."""
@@ -276,10 +267,7 @@ class Changes(Builds):
     def _published(self, new: Object | None) -> None:
         if new is None:
             raise self.baton.fail("the manifest is gone")
-        for name, crc32c in listed_in(self.bucket, manifests.parse(new.data)).items():
-            found = self.bucket.objects.get(name)
-            if found is None or crc32c not in ("", found.crc32c):
-                self.baton.fail(f"{name} is not what the new manifest lists")
+        self.check_listed(new)
         before, version = self.newest, self._version_of(new)
         stored = self.bucket.objects.get(OUT + versions.path(before.number))
         if version.number > before.number and (
@@ -353,11 +341,8 @@ class Changes(Builds):
             for url, (one, _) in self.names.items()
             if one in left
         }
+        self.check_known(known)
         contents = {name: self.bucket.objects[name].data for name in self.bucket.names(OUT)}
-        if unknown := [
-            name for name in contents if name not in known and not name.startswith(f"{OUT}plan/")
-        ]:
-            self.baton.fail(f"nothing lists {', '.join(unknown)}")
         for name in contents:
             if name.endswith(".parquet"):
                 contents[name] = repr(rows_of(contents[name])).encode()

@@ -17,7 +17,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.pipeline import AppliedPTransform, PipelineVisitor
 from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineState
 from apache_beam.transforms import core, userstate
-from apache_beam.transforms.util import Reshuffle, _CoGBKImpl
+from apache_beam.transforms.util import Reshuffle
 from apache_beam.utils.windowed_value import WindowedValue
 
 from tests.simulation.baton import Baton, Process, Task, baton
@@ -97,15 +97,14 @@ Values = dict[Any, list[Any]]
 def _run(simulation: Baton, pipeline: beam.Pipeline) -> None:
     values: Values = {}
     for node in _steps(pipeline):
-        outputs = _outputs(simulation, node, values)
-        for tag, collection in node.outputs.items():
-            values[collection] = outputs.get(tag, [])
+        (collection,) = node.outputs.values()
+        values[collection] = _output(simulation, node, values)
 
 
 def _steps(pipeline: beam.Pipeline) -> list[AppliedPTransform]:
     """The steps in order; of composites that this runner knows, the whole."""
     found: list[AppliedPTransform] = []
-    known = (beam.Create, Reshuffle, core.GroupByKey, _CoGBKImpl, core.CombinePerKey, core.ParDo)
+    known = (beam.Create, Reshuffle, core.CombinePerKey, core.ParDo)
 
     class Visitor(PipelineVisitor):
         inside: AppliedPTransform | None = None
@@ -127,30 +126,17 @@ def _steps(pipeline: beam.Pipeline) -> list[AppliedPTransform]:
     return found
 
 
-def _outputs(simulation: Baton, node: AppliedPTransform, values: Values) -> dict[Any, list[Any]]:
+def _output(simulation: Baton, node: AppliedPTransform, values: Values) -> list[Any]:
     transform = node.transform
-    if isinstance(transform, core.ParDo):
-        return _processed(simulation, transform, values[node.inputs[0]], values)
-    (out,) = node.outputs
     if isinstance(transform, beam.Create):
-        return {out: list(transform.values)}
-    if isinstance(transform, _CoGBKImpl):
-        inputs = {tag: _grouped(values[collection]) for tag, collection in node.main_inputs.items()}
-        keys = sorted({key for groups in inputs.values() for key in groups})
-        return {
-            out: [
-                (key, {tag: groups.get(key, []) for tag, groups in inputs.items()}) for key in keys
-            ]
-        }
-    elements = _shuffled(simulation, values[node.inputs[0]])
+        return list(transform.values)
+    elements = values[node.inputs[0]]
+    if isinstance(transform, core.ParDo):
+        return _processed(simulation, transform, elements, values)
+    elements = _shuffled(simulation, elements)
     if isinstance(transform, core.CombinePerKey):
-        combine = transform.fn
-        return {out: [(key, combine.apply(group)) for key, group in _grouped(elements).items()]}
-    return {
-        out: (
-            list(_grouped(elements).items()) if isinstance(transform, core.GroupByKey) else elements
-        )
-    }
+        return [(key, transform.fn.apply(group)) for key, group in _grouped(elements).items()]
+    return elements
 
 
 def _grouped(elements: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
@@ -169,15 +155,15 @@ def _shuffled(simulation: Baton, elements: Sequence[Any]) -> list[Any]:
 
 def _processed(
     simulation: Baton, step: core.ParDo, elements: list[Any], values: Values
-) -> dict[Any, list[Any]]:
+) -> list[Any]:
     sides = [_side_input(side, values) for side in step.side_inputs]
     args, kwargs = core.util.insert_values_in_args(step.args, step.kwargs, sides)
     pickled = cloudpickle.dumps(step.fn)
 
-    def attempt(bundle: Sequence[Any]) -> list[tuple[Any, Any]]:
+    def attempt(bundle: Sequence[Any]) -> list[Any]:
         return list(_results(cloudpickle.loads(pickled), bundle, args, kwargs))
 
-    outputs: dict[Any, list[Any]] = defaultdict(list)
+    output: list[Any] = []
     job = simulation.running.process
     bundles = [
         simulation.start(
@@ -189,9 +175,8 @@ def _processed(
         simulation.wait(lambda bundle=bundle: bundle.is_over)
         if bundle.error:
             raise bundle.error
-        for tag, value in bundle.result:
-            outputs[tag].append(value)
-    return outputs
+        output += bundle.result
+    return output
 
 
 def _bundles(simulation: Baton, elements: list[Any]) -> Iterator[list[Any]]:
@@ -228,17 +213,12 @@ def _has_succeeded(task: Task) -> bool:
 
 def _results(
     step: beam.DoFn, bundle: Sequence[Any], args: Sequence[Any], kwargs: dict[str, Any]
-) -> Iterator[tuple[Any, Any]]:
+) -> Iterator[Any]:
     step.setup()
     step.start_bundle()
     for element in bundle:
         for result in step.process(element, *args, **kwargs) or ():
-            value = result.value if isinstance(result, WindowedValue) else result
-            yield (
-                (value.tag, value.value)
-                if isinstance(value, pvalue.TaggedOutput)
-                else (None, value)
-            )
+            yield result.value if isinstance(result, WindowedValue) else result
     step.finish_bundle()
     step.teardown()
 

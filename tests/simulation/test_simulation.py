@@ -2,21 +2,15 @@
 schedule.
 """
 
-import queue
 import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 
 from tests.simulation.__main__ import STORIES, check
-from tests.simulation.baton import Baton
 
 REPOSITORY = Path(__file__).parent.parent.parent
 PLANTED = REPOSITORY / "tests/simulation/planted"
@@ -64,34 +58,6 @@ def test_a_seed_is_one_schedule(story: str, seed: int) -> None:
     differences = (pair for pair in zip_longest(first.events, again.events) if pair[0] != pair[1])
     assert next(differences, None) is None
     assert (first.now, first.random.random()) == (again.now, again.random.random())
-
-
-def _get_nothing() -> None:
-    with suppress(queue.Empty):
-        queue.Queue[int]().get(timeout=100)
-
-
-def _wait_for_nothing() -> None:
-    changed = threading.Condition()
-    with changed:
-        changed.wait_for(lambda: False, timeout=100)
-
-
-@pytest.mark.parametrize(
-    "wait",
-    [
-        _get_nothing,
-        _wait_for_nothing,
-        lambda: threading.Event().wait(100),
-        lambda: threading.Semaphore(0).acquire(timeout=100),
-        lambda: Future[int]().exception(100),
-    ],
-)
-def test_a_wait_ends_by_virtual_time_alone(wait: Callable[[], object]) -> None:
-    baton = Baton(0)
-    with suppress(TimeoutError):
-        baton.run(wait)
-    assert baton.now == 100
 
 
 def test_every_patch_is_tried() -> None:

@@ -11,6 +11,7 @@ import hashlib
 import io
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -30,13 +31,12 @@ from shardset.stream.spec import Batch
 from tests.simulation.baton import Baton, Process, Task
 from tests.simulation.bucket import CALM, STORMY, Bucket, Object
 from trainer.config import TrainConfig
-from trainer.data.rows import SUMS
 from trainer.data.splits import Data
+from trainer.data.step_rows import SUMS
 from trainer.errors import EpochMismatch, NotFinite
 from trainer.loop import train
 from trainer.run_folder import lock
-from trainer.run_folder.checkpoint import CommitMark
-from trainer.run_folder.checkpoint_state import decode
+from trainer.run_folder.checkpoint import CommitMark, state_from_bytes
 from trainer.run_folder.names import CHECKPOINTS, COMMIT, folder_of
 from trainer.runtime.base import Single
 from trainer.runtime.preemption import PreemptionNotice
@@ -126,9 +126,6 @@ class Host(Single):
             sum(column)
             for column in zip(*self.group.exchange(self.host, list(values)), strict=True)
         ]
-
-    def gather_texts(self, text: str) -> list[str]:
-        return self.group.exchange(self.host, text)
 
     def sum_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.stack(self.group.exchange(self.host, tensor)).sum(0)
@@ -252,7 +249,7 @@ class Training:
 
     def __init__(self, baton: Baton, bucket: Bucket) -> None:
         self.baton, self.bucket = baton, bucket
-        self._notices: dict[int, PreemptionNotice] = {}
+        self._notices: dict[int, threading.Event] = {}
         self._starts: list[Start] = []
         self._holders: list[int] = []  # the starts that took the folder, in this order
         self._renewed = 0.0
@@ -266,9 +263,15 @@ class Training:
         notices = self._notices
 
         class Notice(PreemptionNotice):
+            """A SIGTERM to one of the hosts, which are threads of this process."""
+
             def __enter__(self) -> PreemptionNotice:
-                notices[os.getpid()] = self
+                self.asked = threading.Event()
+                notices[os.getpid()] = self.asked
                 return super().__enter__()
+
+            def __bool__(self) -> bool:
+                return self.asked.is_set()
 
         class Silent:
             def __init__(self, folder: object, step: int) -> None: ...
@@ -364,10 +367,10 @@ class Training:
         draw = self.baton.random
         chance = draw.random()
         if chance < 0.4:
-            notice = self._notices.get(draw.choice(start.tasks).process.pid)
-            if notice is not None:
+            asked = self._notices.get(draw.choice(start.tasks).process.pid)
+            if asked is not None:
                 self.baton.note("SIGTERM")
-                notice._requested.set()
+                asked.set()
             self.baton.wait(lambda: start.is_over, 120)
             start.kill()
         elif chance < 0.6:
@@ -417,7 +420,7 @@ class Training:
         return next(number for number, processes in enumerate(hosts, 1) if process in processes)
 
     def _check_chain(self, data: bytes, step: int) -> None:
-        state = decode(data, f"the state of step {step}")
+        state = state_from_bytes(data, f"the state of step {step}")
         if state["step"] != step or not torch.equal(state["model"]["chain"], CHAINS[step]):
             self.baton.fail(f"the state of step {step} is not that of an undisturbed run")
 

@@ -131,8 +131,8 @@ def test_with_closes(shards):
     ("options", "crop", "flip"),
     [
         ({"image": "train"}, RandomResizedCrop(), "pixels"),
-        ({"image": "eval", "image_size": 224}, CenterCrop(256), None),
-        ({"seed": None, "split": "val"}, CenterCrop(18), None),
+        ({"image": "eval", "image_size": 224}, CenterCrop(256), False),
+        ({"seed": None, "split": "val"}, CenterCrop(18), False),
     ],
 )
 def test_a_preset_is_that_of_timm_and_suits_the_order(shards, options, crop, flip):

@@ -42,11 +42,10 @@ print(*sorted(kind.__name__ for kind in own if not is_prepared(kind)))
 NEVER_DECODED = [
     "Compacted",
     "DifferentSample",
-    "Original",
     "RawSample",
     "Record",
     "Repaired",
-    "SampleInfo",
+    "SampleRow",
     "SplitNumbers",
 ]
 

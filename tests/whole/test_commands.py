@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -121,32 +120,16 @@ def test_what_standard_output_can_not_take_does_not_end_a_program(program, redir
     assert (done.returncode, done.stdout, done.stderr) == (0, shown, "")
 
 
-def make_env(folder: Path, python: str) -> subprocess.CompletedProcess[str]:
-    """`make env` beside a half-made environment, with a Python that only writes down how it is
-    called.
-    """
-    for name, text in {"python": python, ".venv/bin/python": "exit 1"}.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
-    for name in ("Makefile", "pyproject.toml", "shardset/version.py"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        shutil.copy(REPOSITORY / name, folder / name)
-    return subprocess.run(
-        ["make", "env", "PYTHON=./python"], capture_output=True, text=True, cwd=folder
-    )
-
-
-def test_an_environment_that_was_half_made_is_made_whole(tmp_path):
-    works = "printf '#!/bin/sh\\n' > .venv/bin/python"
-    done = make_env(tmp_path, f'echo "$@" >> calls; if [ "$2" = venv ]; then {works}; fi')
-    assert done.returncode == 0, done.stderr
-    assert "-m venv .venv" in (tmp_path / "calls").read_text()
-
-
 def test_a_python_that_is_too_old_is_named_before_an_environment_is_made_of_it(tmp_path):
     old = "import sys; sys.version_info, sys.version = (3, 10, 12), '3.10.12'"
-    done = make_env(tmp_path, f'[ "$1" = -c ] && exec {sys.executable} -c "{old}; $2"; touch made')
+    python = f'[ "$1" = -c ] && exec {sys.executable} -c "{old}; $2"; touch made'
+    (tmp_path / "python").write_text(f"#!/bin/sh\n{python}\n")
+    (tmp_path / "python").chmod(0o755)
+    (tmp_path / "shardset").mkdir()
+    for name in ("Makefile", "pyproject.toml", "shardset/version.py"):
+        shutil.copy(REPOSITORY / name, tmp_path / name)
+    words = ["make", "env", "PYTHON=./python"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode != 0
     assert (
         "is Python 3.10.12, expected 3.11 or newer; name one: make PYTHON=python3.11" in done.stderr

@@ -1,7 +1,6 @@
 """The build, `verify`, the Writer and the stream make the same of each mask."""
 
 import io
-import json
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from tests.makers.built import built, config_of, verified
 from tests.makers.folders import write_csv
 from tests.makers.odd_images import ORIENTATION, encoded, picture
 from tests.makers.shardset import write_shard_set
+from tests.makers.stored import quarantined
 
 IDS = np.arange(70, dtype=np.uint8).reshape(7, 10) % 5
 IMAGE = encoded(picture(1, (10, 7)), "PNG")
@@ -70,7 +70,7 @@ def test_a_build_leaves_out_the_bad_ones_with_reasons_and_the_stream_reads_the_r
     options = {"file_column": {"mask.png": "mask"}, "max_bad_fraction": 0.6, "num_shards": {"": 1}}
     built(config_of(raw / "list.csv", out, source="listing", **options))
     verified(out)
-    listed = [json.loads(line) for line in (out / "quarantine.jsonl").read_text().splitlines()]
+    listed = quarantined(out)
     assert len(listed) == len(BAD)
     for _, reason in BAD.values():
         assert any(f"its mask.png: {reason}" in entry["reason"] for entry in listed)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parent.parent
+from tests.makers.documented import REPOSITORY
+
 BEAM, HANDLERS = "apache_beam", "apache_beam/runners/portability/fn_api_runner/worker_handlers.py"
 
 # distribution, the version that it was seen in, file, the file of ours that uses it: how each name
@@ -22,26 +23,12 @@ USED: dict = {
     ("apache-beam", "2.77.0", f"{BEAM}/runners/worker/sdk_worker_main.py", "runners/local.py"): (
         "def main(",
     ),
-    ("google-cloud-core", "2.8.0", "google/cloud/client/__init__.py", "storage/gcs_http.py"): (
-        "def _http(self)",
-    ),
-    ("torch_xla", "2.9.0", "torch_xla/_internal/tpu.py", "trainer/runtime/xla.py"): (
-        "def num_available_chips(",
-        "def get_worker_ips(",
-        "def worker_id(",
-    ),
-    ("torch", "2.9.1", "torch/utils/_pytree.py", "trainer/runtime/base.py"): (
-        "def tree_map_only(",
-    ),
     ("torch", "2.9.1", "torch/nn/modules/batchnorm.py", "trainer/runtime/xla.py"): (
         "class _BatchNorm(",
     ),
     ("torch", "2.9.1", "torch/_C/_VariableFunctions.pyi", "trainer/model/learner.py"): (
         "def _foreach_lerp_(",
         "def _foreach_copy_(",
-    ),
-    ("torch", "2.9.1", "torch/_C/_distributed_c10d.pyi", "trainer/runtime/distributed.py"): (
-        "class TCPStore(Store)",
     ),
     ("pillow", "12.3.0", "PIL/Image.py", "shardset/format/images/pillow.py"): (
         "return self._size",
@@ -50,7 +37,6 @@ USED: dict = {
 OF_PYTHON = {
     "_ActionsContainer",
     "_ArgumentGroup",
-    "_Unpickler",
     "_asdict",
     "_exit",
     "_replace",
@@ -78,16 +64,6 @@ def test_the_private_names_of_a_library_are_still_there(place):
     except importlib.metadata.PackageNotFoundError:
         pytest.skip(f"{place[0]} is not installed")
     assert not any(sentences), sentences
-
-
-def test_a_name_that_moved_is_said_in_one_sentence():
-    sentence = missing("apache-beam", "2.1", HANDLERS, "runners/local.py", "class _NotThere(")
-    version = importlib.metadata.version("apache-beam")
-    assert (
-        sentence
-        == f"apache-beam {version} has moved 'class _NotThere(' out of {HANDLERS} (2.1 had it); see"
-        " runners/local.py"
-    )
 
 
 def private_names(tree: ast.Module) -> set[str]:

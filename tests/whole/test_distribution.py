@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parent.parent
+from tests.makers.documented import REPOSITORY
+
 PACKAGES = ("shardset", "pipelines", "trainer")
 FOLDERS = (*PACKAGES, "benchmarks", "docs", "examples", "scripts", "tests")
 FILES = {

@@ -9,85 +9,21 @@ import struct
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
-from PIL.PngImagePlugin import PngInfo
-from pyarrow import parquet
 
-import shardset
 from pipelines.images.check import examine
 from pipelines.images.encode import encode, thumbnail_of
-from pipelines.images.options import ImageOptions, resized
-from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop, Resize
+from pipelines.images.options import ImageOptions
+from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec, decode, image_size
 from shardset.decode.workers import DecodeTask
-from shardset.format.images.orientation import orientation_of, upright_size
+from shardset.format.images.orientation import orientation_of
 from shardset.settings import with_values
-from shardset.stream.stream import Stream
-from shardset.writer import Writer
 from tests.makers import odd_images
+from tests.makers.image_files import PADDINGS, TURNED, XMP_OF_JPEG, turned_file
 from tests.makers.odd_images import ORIENTATION, encoded
 from tests.makers.training import tiny_config
 from tests.shardset.decode.test_crops import one
 from trainer.data.preparation import eval_spec, train_spec
-
-SIZE = (52, 37)
-XMP = '<rdf tiff:Orientation="%d"/>'
-XMP_OF_JPEG = b"http://ns.adobe.com/xap/1.0/\0" + XMP.encode()
-PADDINGS = {"fill": b"\xff\xff", "zeros": b"\0\0\0", "RST": b"\xff\xd3"}
-
-
-def in_text(kind, exif, xmp):
-    """The metadata of a PNG as ImageMagick writes it, or as XMP."""
-    info = PngInfo()
-    if kind == "XMP":
-        info.add_itxt("XML:com.adobe.xmp", xmp.decode())
-    else:
-        lines = f"\nexif\n{len(exif):8d}\n{exif[:30].hex()}\n{exif[30:].hex()}\n"
-        info.add_text("Raw profile type exif", lines, zip=kind == "zTXt")
-    return {"pnginfo": info}
-
-
-FILES: dict = {
-    "jpg": ("JPEG", lambda exif, xmp: {"quality": 95, "exif": exif}),
-    "jpg XMP": ("JPEG", lambda exif, xmp: {"quality": 95, "xmp": xmp}),
-    "jpg progressive": (
-        "JPEG",
-        lambda exif, xmp: {"quality": 95, "progressive": True, "exif": exif},
-    ),
-    **{f"jpg {name}": ("JPEG", lambda exif, xmp: {"exif": exif}) for name in PADDINGS},
-    "png": ("PNG", lambda exif, xmp: {"exif": exif}),
-    "png at its end": ("PNG", lambda exif, xmp: {"exif": exif}),
-    **{
-        f"png {kind}": ("PNG", lambda exif, xmp, kind=kind: in_text(kind, exif, xmp))
-        for kind in ("tEXt", "zTXt", "XMP")
-    },
-    "webp": ("WEBP", lambda exif, xmp: {"lossless": True, "exif": exif}),
-    "webp XMP": ("WEBP", lambda exif, xmp: {"lossless": True, "xmp": xmp}),
-    "avif": ("AVIF", lambda exif, xmp: {"exif": exif}),
-    "tif": ("TIFF", lambda exif, xmp: {"exif": exif}),
-    "tif XMP": ("TIFF", lambda exif, xmp: {"tiffinfo": {0x02BC: xmp}}),
-    "tif LZW XMP": (
-        "TIFF",
-        lambda exif, xmp: {"tiffinfo": {0x02BC: xmp}, "compression": "tiff_lzw"},
-    ),
-}
-"""Where the orientation stands, by the format of the file."""
-
-
-def turned_file(kind, orientation, size=SIZE, mode="RGB"):
-    name, options = FILES[kind]
-    exif = Image.Exif()
-    exif[0x010E] = "a description, which comes before the orientation"
-    exif[ORIENTATION] = orientation
-    metadata = options(exif.tobytes(), XMP.encode() % orientation)
-    data = encoded(odd_images.picture(3, size).convert(mode), name, **metadata)
-    if padding := PADDINGS.get(kind.removeprefix("jpg ")):
-        at = data.index(b"\xff\xe1")
-        return data[:at] + padding + data[at:]
-    if kind == "png at its end":
-        at = data.index(b"eXIf") - 4
-        end = data.index(b"IDAT") - 4
-        return data[:at] + data[end:-12] + data[at:end] + data[-12:]
-    return data
 
 
 def by_pillow(data):
@@ -110,7 +46,7 @@ def off(found, expected):
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("kind", TURNED)
 def test_crops_are_those_of_the_upright_image(kind, orientation):
     data = turned_file(kind, orientation)
     expected = np.asarray(by_pillow(data))
@@ -120,36 +56,6 @@ def test_crops_are_those_of_the_upright_image(kind, orientation):
     for crop in (RandomResizedCrop(), CenterCrop(30), CenterCrop(30, "bicubic"), PadCrop(4)):
         spec = ImageSpec(size=30, crop=crop)
         np.testing.assert_array_equal(one(data, spec), one(upright, spec))
-
-
-@pytest.mark.parametrize("kind", FILES)
-def test_build_writer_stream_and_report_turn_an_image_as_pillow_does(kind, tmp_path):
-    field = kind.split()[0]
-    turned = {orientation: turned_file(kind, orientation) for orientation in range(1, 9)}
-    expected = {orientation: by_pillow(data) for orientation, data in turned.items()}
-    with Writer(str(tmp_path)) as writer:
-        for orientation, data in turned.items():
-            writer.write(image=data, key=str(orientation))
-    columns = parquet.read_table(tmp_path / "train/train-000000.parquet").to_pydict()
-    view, spec = shardset.open(str(tmp_path)), ImageSpec(size=40, crop=Resize())
-    stream = Stream(str(tmp_path), "train", batch_size=8, seed=None, image=spec, with_matrix=True)
-    batch = next(iter(stream))
-    for at, (orientation, data) in enumerate(turned.items()):
-        image = expected[orientation]
-        size = image.size[::-1]
-        assert view[at].image.shape[:2] == tuple(batch["orig_size"][at]) == size
-        assert (columns["height"][at], columns["width"][at]) == size
-        assert off(batch["image"][at], image.resize((40, 40), Image.Resampling.BOX)) < 12
-        shown = thumbnail_of(data, 99)
-        assert (shown.height, shown.width) == size
-        assert off(shown.pixels, image) == 0
-        for options in (ImageOptions(image_format="ppm"), ImageOptions(resize_shorter=20)):
-            found = examine(data, field=field, verify="decode", options=options)
-            assert upright_size(found.size, found.orientation) == image.size
-            assert found.marks == "turned-upright" * (orientation != 1 and field != "tif")
-            stored = by_pillow(encode(data, found.field, found.marks, options)[1])
-            assert stored.size == resized(image.size, options.resize_shorter)
-            assert off(stored, image.resize(stored.size, Image.Resampling.LANCZOS)) < 12
 
 
 @pytest.mark.parametrize("orientation", [1, 4, 6, 7])
@@ -162,7 +68,7 @@ def test_a_jpeg_that_is_reduced_while_it_is_decoded_is_upright(orientation):
         assert off < 3, (crop, off)
 
 
-@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("kind", TURNED)
 def test_processes_that_decode_turn_images_too_and_leave_them_where_that_is_not_wanted(kind):
     data = turned_file(kind, 6, (24, 24))
     rows, drawn = np.zeros((1, 24, 24, 3), np.uint8), np.full((1, 3), 0.5)

@@ -49,69 +49,45 @@ def rgba() -> Image.Image:
     return image
 
 
-def png(bits: int, colour: int, rows: np.ndarray, *chunks: tuple[bytes, bytes]) -> bytes:
-    """A PNG of packed rows, uint8 [height, bytes], of `SIZE`."""
-    body = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
-    parts = starmap(png_chunk, [*chunks, (b"IDAT", body)])
-    return png_of(*SIZE, *parts, bits=bits, colour=colour)
-
-
-def levels(bits: int, channels: int = 1) -> np.ndarray:
-    """Samples of that many bits, uint16 [height, width, channels]."""
-    draw = np.random.default_rng(bits + channels)
-    return draw.integers(0, 2**bits, (SIZE[1], SIZE[0], channels), dtype=np.uint16)
-
-
-def packed(values: np.ndarray, bits: int) -> np.ndarray:
-    """Rows of a PNG from samples."""
+def made(bits: int, colour: int, unused: int = 0) -> tuple[bytes, np.ndarray]:
+    """A transparent PNG of random samples, and its pixels: by a hidden colour (grey 0, RGB 2), a
+    palette (3) or a channel (4, 6). `unused` are bits of the hidden colour that have no meaning.
+    """
+    channels, draw = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour], np.random.default_rng(bits + colour)
+    values = draw.integers(0, 2**bits, (SIZE[1], SIZE[0], channels), dtype=np.uint16)
+    chunks: list[tuple[bytes, bytes]] = []
+    if colour in (0, 2):
+        hidden = values[3, 4].copy()
+        values[:, ::2] = hidden
+        named = b"".join(struct.pack(">H", level | unused) for level in hidden.tolist())
+        chunks = [(b"tRNS", named)]
+    pixels = values >> 8 if bits == 16 else values.astype(int) * 255 // (2**bits - 1)
+    if colour in (0, 2):
+        alpha = 255 * (values != hidden).any(axis=2, keepdims=True)
+        pixels = np.concatenate([pixels, alpha], axis=2)
+    if colour == 3:
+        palette = draw.integers(0, 256, (2**bits, 4))
+        palette[-1, 3] = 255  # the chunk may be shorter than the palette
+        pixels = palette[values[:, :, 0]]
+        levels = palette.astype(np.uint8)
+        chunks = [(b"PLTE", levels[:, :3].tobytes()), (b"tRNS", levels[:-1, 3].tobytes())]
+    if colour in (0, 4):
+        pixels = pixels[:, :, [0, 0, 0, 1]]
     wide = values.astype(">u2").reshape(SIZE[1], -1, 1).view(np.uint8)
-    each = np.unpackbits(wide, axis=2)[:, :, 16 - bits :]
-    return np.packbits(each.reshape(SIZE[1], -1), axis=1)
+    each = np.unpackbits(wide, axis=2)[:, :, 16 - bits :].reshape(SIZE[1], -1)
+    body = b"".join(b"\0" + row.tobytes() for row in np.packbits(each, axis=1))
+    parts = starmap(png_chunk, [*chunks, (b"IDAT", zlib.compress(body))])
+    return png_of(*SIZE, *parts, bits=bits, colour=colour), pixels.astype(np.uint8)
 
 
-def eight(values: np.ndarray, bits: int) -> np.ndarray:
-    return (values >> 8 if bits == 16 else values.astype(int) * 255 // (2**bits - 1)).astype(
-        np.uint8
-    )
-
-
-def with_a_colour(bits: int, channels: int, unused: int = 0) -> tuple[bytes, np.ndarray]:
-    """A grey or RGB PNG in which one colour is transparent."""
-    values = levels(bits, channels)
-    values[:, ::2] = values[3, 4]
-    colour = values[3, 4].tolist()
-    named = b"".join(struct.pack(">H", level | unused) for level in colour)
-    data = png(bits, channels - 1, packed(values, bits), (b"tRNS", named))
-    alpha = (values != colour).any(axis=2, keepdims=True) * np.uint8(255)
-    return data, np.concatenate([np.broadcast_to(eight(values, bits), (*SIZE[::-1], 3)), alpha], 2)
-
-
-def with_palette(bits: int) -> tuple[bytes, np.ndarray]:
-    values = levels(bits)
-    palette = np.random.default_rng(bits).integers(0, 256, (2**bits, 3), dtype=np.uint8)
-    alphas = np.random.default_rng(9).integers(0, 256, max(1, 2**bits - 1), dtype=np.uint8)
-    data = png(
-        bits, 3, packed(values, bits), (b"PLTE", palette.tobytes()), (b"tRNS", alphas.tobytes())
-    )
-    full = np.append(alphas, [255] * (2**bits - len(alphas))).astype(np.uint8)
-    return data, np.concatenate([palette[values[:, :, 0]], full[values]], axis=2)
-
-
-def with_channel(bits: int, channels: int) -> tuple[bytes, np.ndarray]:
-    values = levels(bits, channels)
-    pixels = eight(values, bits)
-    data = png(bits, channels + 2, packed(values, bits))
-    return data, pixels if channels == 4 else pixels[:, :, [0, 0, 0, 1]]
-
-
-KINDS: dict = {
-    **{f"grey {bits}": lambda bits=bits: with_a_colour(bits, 1) for bits in (1, 2, 4, 8, 16)},
-    "grey 8, a bit that is not used": lambda: with_a_colour(8, 1, 0x100),
-    "grey 2, a bit that is not used": lambda: with_a_colour(2, 1, 0x10),
-    **{f"rgb {bits}": lambda bits=bits: with_a_colour(bits, 3) for bits in (8, 16)},
-    **{f"palette {bits}": lambda bits=bits: with_palette(bits) for bits in (1, 2, 4, 8)},
-    **{f"grey and alpha {bits}": lambda bits=bits: with_channel(bits, 2) for bits in (8, 16)},
-    **{f"rgb and alpha {bits}": lambda bits=bits: with_channel(bits, 4) for bits in (8, 16)},
+KINDS: dict[str, tuple[int, ...]] = {
+    **{f"grey {bits}": (bits, 0) for bits in (1, 2, 4, 8, 16)},
+    "grey 8, a bit that is not used": (8, 0, 0x100),
+    "grey 2, a bit that is not used": (2, 0, 0x10),
+    **{f"rgb {bits}": (bits, 2) for bits in (8, 16)},
+    **{f"palette {bits}": (bits, 3) for bits in (1, 2, 4, 8)},
+    **{f"grey and alpha {bits}": (bits, 4) for bits in (8, 16)},
+    **{f"rgb and alpha {bits}": (bits, 6) for bits in (8, 16)},
 }
 
 
@@ -132,7 +108,7 @@ def test_every_colour_and_alpha_becomes_what_pillows_composite_makes_of_it(backg
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_decoder_puts_a_transparent_image_on_the_background(kind):
-    data, pixels = KINDS[kind]()
+    data, pixels = made(*KINDS[kind])
     background = (200, 17, 90)
     expected = composite(pixels, background)
     assert np.array_equal(decode(data, background=background), expected)
@@ -160,7 +136,7 @@ def test_a_crop_and_a_whole_image_of_a_process_show_the_background():
 
 @pytest.mark.parametrize("kind", ["grey 8", "rgb 16", "palette 4", "rgb and alpha 8"])
 def test_a_large_image_is_put_together_strip_by_strip(kind):
-    data, pixels = KINDS[kind]()
+    data, pixels = made(*KINDS[kind])
     expected = composite(pixels, (255, 255, 255)).repeat(40, axis=0).repeat(20, axis=1)
     with opened(data, field := format_of(data), DECODED_BYTES) as image:
         load(image, data, field)

@@ -1,7 +1,6 @@
 """The build, `verify`, the Writer, the reader and the report make of each file what Pillow does."""
 
 import io
-import json
 import re
 from collections import Counter
 from dataclasses import replace
@@ -26,11 +25,13 @@ from shardset.errors import UndecodableImage
 from shardset.format import manifest as manifests
 from shardset.format.images import IMAGE_FIELDS, format_of
 from shardset.format.images.jpeg_header import frame_of
+from shardset.read.indexes import read_index
+from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
 from shardset.writer import Writer
 from tests.makers import odd_images
 from tests.makers.image_files import FILES, ImageFile
-from tests.makers.stored import samples_of
+from tests.makers.stored import quarantined, samples_of
 from tests.shardset.format.images.test_jpeg_header import header
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -160,8 +161,7 @@ def build(tmp_path: Path, *words: str) -> tuple[str, set[str]]:
     where = f"--source folder --input {tmp_path}/raw --output {output} --num-shards 1"
     command = f"build {where} --max-bad-fraction 0.5 --direct_num_workers=1"
     assert pipelines.main([*command.split(), *words]) == 0
-    lines = (output / "quarantine.jsonl").read_text().splitlines()
-    return str(output), {names(json.loads(line)["name"]) for line in lines}
+    return str(output), {names(entry["name"]) for entry in quarantined(output)}
 
 
 def names(text: str) -> str:
@@ -186,6 +186,8 @@ def test_a_build_leaves_out_what_verify_names_and_the_stream_shows_the_rest(tmp_
     assert manifest.fixes == marks
     assert "background" not in manifest.provenance.options["image"]
     stored = samples_of(output, manifest, "train")
+    storage, (shard,) = open_storage(output), manifest.split("train").shards
+    rows = {row["key"]: row for row in read_index(storage, shard).to_pylist()}
     spec = replace(SPEC, background=(10, 20, 30))
     shown = {}
     for batch in Stream(output, "train", batch_size=9, seed=None, image=spec, with_key=True):
@@ -194,6 +196,7 @@ def test_a_build_leaves_out_what_verify_names_and_the_stream_shows_the_rest(tmp_
     for key, found in shown.items():
         file, row = GOOD[names(key)], np.zeros((8, 8, 3), np.uint8)
         data = stored[key][file.field]
+        assert (rows[key]["height"], rows[key]["width"]) == of_pillow(file.same or data).shape[:2]
         assert data == file.data or "cmyk" in marks_in(file)
         decode_into(row, data, spec, np.empty(0))
         assert np.array_equal(found, row)

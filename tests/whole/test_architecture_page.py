@@ -2,9 +2,9 @@
 
 import ast
 import re
-from pathlib import Path
 
-REPOSITORY = Path(__file__).parent.parent
+from tests.makers.documented import REPOSITORY
+
 NAMED = re.findall(
     r"`((?:shardset|pipelines|trainer|tests)/[\w/.]*)(?::([\w.]+))?`",
     (REPOSITORY / "docs/dev/architecture.md").read_text(),

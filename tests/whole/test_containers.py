@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parent.parent
+from tests.makers.documented import REPOSITORY
+
 DOCKERFILE = (REPOSITORY / "Dockerfile").read_text()
 PROJECT = (REPOSITORY / "pyproject.toml").read_text()
 HADOLINT = Path(sys.executable).with_name("hadolint")

@@ -8,7 +8,7 @@ from axe_playwright_python.sync_playwright import Axe
 from msgspec.structs import replace
 from playwright.sync_api import Browser
 
-from pipelines.report import page as set_report
+from pipelines.report import set_page
 from scripts.screenshots import browser, opened
 from shardset.format.manifest import Manifest
 from shardset.storage.base import Storage
@@ -47,7 +47,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     manifest = write_shard_set(storage, splits, num_shards=8, num_classes=24)
     _with_everything(storage, manifest)
-    set_report.write(str(place / "set"))
+    set_page.write(str(place / "set"))
     run_report.write(str(folder(place / "run", [line(one) for one in whole()])))
     return {name: place / name / "report.html" for name in ("set", "run")}
 
