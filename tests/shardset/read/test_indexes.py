@@ -241,8 +241,10 @@ def test_a_flipped_bit_of_a_large_index_is_an_error_that_names_it_and_other_grou
             refuses(read_footer)
             continue
         found = read_footer(damaged, shard)
-        for (group, n), (start, stop) in ranges.items():
-            if start <= place < stop:
+        for group, n in ranges:
+            # pyarrow 17 leaves bytes between the columns that nothing reads
+            chunks = (found._chunks[number] for number in found._numbers(group, columns[n]))
+            if any(start <= place < stop for start, stop in chunks):
                 refuses(read_groups, found, [group], columns[n])
             else:
                 rows = read_groups(damaged, shard, found, [group], columns[n])
