@@ -65,8 +65,8 @@ class _Cifar:
         )
 
     def survey(self) -> Survey:
-        """One unit for each batch file; raises SourceError if one is missing or the archive is
-        damaged.
+        """One unit for each batch file, or for all of an archive, which is read from its start;
+        raises SourceError if one is missing or the archive is damaged.
         """
         wanted, where = [*self.batches, self.names_file], self._where(self.names_file)
         if self.archive:
@@ -91,15 +91,12 @@ class _Cifar:
             list(map(text_of, _list_of(str | bytes, fields, field, where)))
             for field in self.columns.values()
         ]
+        each = [{batch: prefix} for batch, prefix in self.batches.items()]
+        units = [self.batches] if self.archive else each
         return Survey(
             units=[
-                {
-                    "batch": batch,
-                    "prefix": prefix,
-                    "object": asdict(stats[batch]),
-                    "names": names,
-                }
-                for batch, prefix in self.batches.items()
+                {"batches": batches, "object": asdict(stats[next(iter(batches))]), "names": names}
+                for batches in units
             ],
             classes=class_infos(names[-1]),
             splits=("train", "test"),
@@ -107,14 +104,20 @@ class _Cifar:
         )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample]:
-        """The rows of one batch, in order, with their encoded pictures in the spool.
+        """The rows of the batches, in order, with their encoded pictures in the spool.
 
         A sample is named BATCH/FILENAME#ROW, because file names repeat. Its key is `train-1-00042`
         or `test-00042`.
         """
-        batch, names = unit["batch"], unit["names"]
+        contents = self._read(Stat(**unit["object"]), [*unit["batches"]])
+        for batch, prefix in unit["batches"].items():
+            yield from self._rows(batch, prefix, contents.pop(batch), unit["names"], spool)
+
+    def _rows(
+        self, batch: str, prefix: str, content: bytes, names: list[list[str]], spool: Spool
+    ) -> Iterator[RawSample]:
         where = self._where(batch)
-        fields = safe_pickle.loads(self._read(Stat(**unit["object"]), [batch])[batch], where)
+        fields = safe_pickle.loads(content, where)
         data = _pixels_in(fields, where)
         filenames = _list_of(str | bytes, fields, "filenames", where, len(data))
         labels = [_list_of(int, fields, field, where, len(data)) for field in self.columns]
@@ -125,19 +128,19 @@ class _Cifar:
                     f" {len(classes) - 1}; the file is damaged, download it again"
                 )
         for row, picture in enumerate(_encoded(data)):
-            contents: dict[str, Extent | bytes] = {"png": spool.add(picture)}
+            stored: dict[str, Extent | bytes] = {"png": spool.add(picture)}
             if len(names) > 1:
                 coarse = labels[0][row]
-                contents["json"] = compact(
+                stored["json"] = compact(
                     {"coarse_label": coarse, "coarse_name": names[0][coarse]}
                 ).encode()
             yield RawSample(
                 name=f"{batch}/{text_of(filenames[row])}#{row}",
-                key=f"{unit['prefix']}-{row:05d}",
-                split=unit["prefix"].partition("-")[0],
+                key=f"{prefix}-{row:05d}",
+                split=prefix.partition("-")[0],
                 label=labels[-1][row],
                 image="png",
-                fields=contents,
+                fields=stored,
             )
 
     def _read(self, stat: Stat, names: list[str]) -> dict[str, bytes]:

@@ -26,7 +26,7 @@ from tests.makers.tars import tar_bytes
 
 BYTES_READ = {
     "cifar10": 1.00,
-    "cifar10 tgz": 7.00,
+    "cifar10 tgz": 2.00,
     "coco": 1.98,
     "folder": 2.00,
     "hf": 1.28,
