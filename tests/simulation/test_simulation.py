@@ -17,7 +17,6 @@ PLANTED = REPOSITORY / "tests/simulation/planted"
 PACKAGES = ("shardset", "pipelines", "trainer")
 STORY_OF = {
     "race_of_two_builds": "builds",
-    "flips_in_the_plan": "builds",
     "empty_page_of_a_listing": "builds",
     "delete_without_generation": "builds",
     "published_before_the_old_is_stored": "changes",
