@@ -306,7 +306,7 @@ def _first_unit(_: int) -> bytes:
 
 
 def _other_unit(unit: int) -> bytes:
-    """The table of a unit with keys of its own."""
+    """The table of a unit with its own keys."""
     table = tables.from_bytes(_encoded(), tables.UNIT)
     keys = hash64(7, np.arange(unit * UNIT_SAMPLES, (unit + 1) * UNIT_SAMPLES))
     return bytes(tables.to_bytes(tables.with_columns(table, {"key_hash": keys}, tables.UNIT)))

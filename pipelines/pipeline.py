@@ -6,6 +6,7 @@ elements between two steps are only the names of these files.
 """
 
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,7 +135,7 @@ class PublishSet(beam.PTransform[PBegin, beam.PCollection[str]]):
 
 
 @dataclass(eq=False, repr=False)
-class Step(beam.DoFn):
+class Step(beam.DoFn, ABC):
     """A step of a build: an error that another build caused says so.
 
     It keeps memory from one element to the next, and frees it for the next step.
@@ -146,9 +147,9 @@ class Step(beam.DoFn):
         with self.build.files.while_current():
             yield from self.work(element, *side_inputs)
 
+    @abstractmethod
     def work(self, element: Any, *side_inputs: Any) -> Iterable[Any]:
         """The results of one element."""
-        raise NotImplementedError
 
     def finish_bundle(self) -> None:
         tables.release_memory()

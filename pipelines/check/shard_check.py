@@ -58,7 +58,7 @@ class ShardFindings:
     num_images: int = 0
     num_bytes: int = 0
     num_content_bytes: int = 0
-    keys: pa.Array = field(default_factory=lambda: pa.array([], pa.large_string()))
+    keys: pa.Array = field(default_factory=lambda: pa.nulls(0, pa.large_string()))
     labels: Counter[int] = field(default_factory=Counter)
     problems: list[Problem] = field(default_factory=list)
 

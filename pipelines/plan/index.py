@@ -199,8 +199,8 @@ class _Examiner:
     def _read(
         self, samples: Sequence[RawSample | Rejected], recent: Mapping[Extent, bytes]
     ) -> Iterator[dict[str, bytes]]:
-        """The contents of each sample that are needed to examine it, by field; that of a rejected
-        one is called "". Reads those of the input that are not `recent`.
+        """The contents of each sample that are needed to examine it, by field ("" if the sample is
+        rejected). Reads from the input what is not `recent`.
         """
         needed = [self._needed(sample) for sample in samples]
         missing = (

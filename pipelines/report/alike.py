@@ -76,7 +76,7 @@ def similar_pairs(
     """For each image of a smaller split the one of each larger split that is most like it, if
     alike; closest first.
 
-    `greys` are uint8 [n, SIDE, SIDE], and `splits` those of the images. How alike two images are is
+    `greys` are uint8 [n, SIDE, SIDE], and `splits` names each image's. How alike two images are is
     the cosine between the steps from each pixel to the next ones: a copy that was compressed,
     resized, brightened or slightly cropped keeps them; other pictures of the same layout do not.
     Compares every image with every other: 50,000 x 10,000 take a few seconds.

@@ -267,8 +267,8 @@ class ImageTable:
 
 
 def image_table(schema: pa.Schema, image: str | None, label: str | None, where: str) -> ImageTable:
-    """The content of a schema; raises SourceError if there is no column of images, or no telling
-    which one has the labels.
+    """The content of a schema; raises SourceError if it has no column of images, or if more than
+    one may have the labels.
     """
     features = _features(schema)
     class_labels = [

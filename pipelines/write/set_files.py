@@ -68,8 +68,8 @@ class SetFiles:
         return left
 
     def unfinished(self) -> set[str]:
-        """The files that the build in `plan/` may have written, and those of the set that it
-        replaces.
+        """The files that the build in `plan/` may have written, and the files of the set that
+        it replaces.
         """
         names, output = set[str](), self.storage
         if file := plan_files.find(output, paths.REPLACED):
@@ -109,7 +109,7 @@ class SetFiles:
         )
 
     def shards_of(self, split: str) -> set[str]:
-        """The tars and indexes in the folders of a split, also those of other builds."""
+        """The tars and indexes in the folders of a split, also of other builds."""
         folder = rf"{split}(-(v[0-9]+-)?[0-9a-f]{{8}})?"
         is_shard_of = re.compile(rf"{folder}/.*\.(tar|parquet)").fullmatch
         return {stat.name for stat in self.storage.list(split) if is_shard_of(stat.name)}

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyarrow import parquet
 
 from shardset.prepared import JSON_ERRORS
@@ -37,6 +39,12 @@ def open_table(data: bytes) -> parquet.ParquetFile:
     `parquet_errors`.
     """
     return parquet.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+
+
+def as_numpy(values: pa.Array) -> NDArray[Any]:
+    """Numbers without nulls, in the same memory; `to_numpy` imports pandas (40 MB, 0.3 s)."""
+    array: NDArray[Any] = np.from_dlpack(values)
+    return array
 
 
 def table_to_bytes(table: pa.Table, **options: Any) -> bytes:

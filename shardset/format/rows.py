@@ -19,7 +19,7 @@ from pyarrow import parquet
 from shardset.checksum import crc32c_of
 from shardset.errors import REPAIR, DamagedShard
 from shardset.format.images import is_image_field
-from shardset.format.parquet import parquet_errors
+from shardset.format.parquet import as_numpy, parquet_errors
 
 GROUP_ROWS: Final = 1024
 """Rows of a group in a large index; a stream's columns of so many take about 12 KB."""
@@ -180,9 +180,7 @@ class Footer:
 def numbers(rows: pa.Table, column: str) -> NDArray[Any]:
     """A column of numbers; 0 where there is none."""
     values = rows[column].combine_chunks()
-    # to_numpy imports pandas: 40 MB, 0.3 s
-    array: NDArray[Any] = np.from_dlpack(values.fill_null(0) if values.null_count else values)
-    return array
+    return as_numpy(values.fill_null(0) if values.null_count else values)
 
 
 def keys_of(rows: pa.Table) -> NDArray[np.bytes_]:

@@ -194,6 +194,8 @@ def _rows_by_split(file: Any, split: str) -> dict[str, ViewRows]:
 
 def _rows(file: Any, names: Sequence[str]) -> ViewRows:
     """The ids, labels and weights, read by the batch, because a view may be large."""
+    from shardset.format.parquet import as_numpy
+
     if "id" not in names or not file.metadata.num_rows:
         raise ValueError("it has no ids")
     arrays, start = {name: np.empty(file.metadata.num_rows, _KINDS[name]) for name in names}, 0
@@ -202,8 +204,7 @@ def _rows(file: Any, names: Sequence[str]) -> ViewRows:
             column = batch[name]
             if column.null_count or column.type == "bool":
                 raise ValueError(f"{name} is null, or true or false, in a row; expected numbers")
-            # to_numpy imports pandas: 40 MB, 0.3 s
-            array[start : start + len(batch)] = np.from_dlpack(column.cast(_KINDS[name]))
+            array[start : start + len(batch)] = as_numpy(column.cast(_KINDS[name]))
         start += len(batch)
     if start != file.metadata.num_rows:
         raise ValueError(f"it has {start} of {file.metadata.num_rows} rows")

@@ -52,7 +52,7 @@ class OrderOptions:
     budget_bytes: int = BUDGET_BYTES
 
     def __post_init__(self) -> None:
-        """Checks numbers and choices, those of subclasses too."""
+        """Checks numbers and choices, also of subclasses."""
         for name, kind in ((each.name, each.type) for each in fields(self)):
             value = getattr(self, name)
             if kind is int or (kind == int | None and value is not None):

@@ -97,6 +97,7 @@ class BlockSampleReader(SampleReader):
         return BlockPendingSamples(self, addresses, blocks)
 
     def read_single(self, addresses: SampleAddresses) -> PendingSamples:
+        """Requests samples outside the order of the steps, each with a separate read."""
         return BlockPendingSamples(
             self, addresses, [self._single(address) for address in addresses]
         )

@@ -45,9 +45,6 @@ class JoinedReader(SampleReader):
         first = samples.read_step(epoch, slots, addresses)
         return _Joined(first, [read(table, reader) for table, reader in self._joined[1:]])
 
-    def read_single(self, addresses: SampleAddresses) -> PendingSamples:
-        raise NotImplementedError("columns are read by the step")
-
     def within_budget(self) -> bool:
         return all(reader.within_budget() for _, reader in self._joined)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache, partial
 
 from shardset.errors import NotFound, ShardsetError, StorageError
+from shardset.order.epoch import Slots
 from shardset.read.addresses import SampleAddresses
 from shardset.read.indexes import ShardTable
 from shardset.read.pending import Contents, PendingSamples, SampleReader
@@ -29,7 +30,11 @@ class LocalSampleReader(SampleReader):
         self.table = table
         self.file = lru_cache(MAX_OPEN_FILES)(partial(_open, table))
 
+    def read_step(self, epoch: int, slots: Slots, addresses: SampleAddresses) -> PendingSamples:
+        return self.read_single(addresses)
+
     def read_single(self, addresses: SampleAddresses) -> PendingSamples:
+        """Samples outside the order of the steps."""
         return LocalPendingSamples(self, addresses)
 
     def close(self) -> None:

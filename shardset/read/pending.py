@@ -101,13 +101,9 @@ class SampleReader(ABC):
         [steps, n].
         """
 
+    @abstractmethod
     def read_step(self, epoch: int, slots: Slots, addresses: SampleAddresses) -> PendingSamples:
         """Requests the samples of a step's slots."""
-        return self.read_single(addresses)
-
-    @abstractmethod
-    def read_single(self, addresses: SampleAddresses) -> PendingSamples:
-        """Requests samples outside the order of the steps, each with a separate read."""
 
     def within_budget(self) -> bool:
         """Whether memory is left for another step."""

@@ -5,13 +5,12 @@ from shardset.read.block_reader import BlockSampleReader
 from shardset.read.disk_cache import BlockCache, CachedReader
 from shardset.read.indexes import ShardTable
 from shardset.read.local import LocalSampleReader
-from shardset.read.pending import SampleReader
 from shardset.read.remote import RemoteReader
 
 
 def open_sample_reader(
     order: Order, table: ShardTable, budget_bytes: int, cache: BlockCache | None = None
-) -> SampleReader:
+) -> LocalSampleReader | BlockSampleReader:
     """The reader of the samples of `order`: by sample from a local disk, by block from anywhere
     else.
 

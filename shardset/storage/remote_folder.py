@@ -105,9 +105,9 @@ class SpooledWriter:
         max_memory: int = 0,
         max_bytes: float = math.inf,
     ) -> None:
-        self.commit, self.where, self.max_bytes = commit, where, max_bytes
+        self.commit, self.where = commit, where
+        self.max_memory, self.max_bytes = max_memory, max_bytes
         self.num_bytes = self._crc = 0
-        self.file = tempfile.SpooledTemporaryFile(max_size=max_memory)  # noqa: SIM115
         self._errors = os_errors_as_storage_errors(f"{where}, in the temporary folder (TMPDIR)")
 
     @property
@@ -121,6 +121,7 @@ class SpooledWriter:
         return self.file.read()
 
     def __enter__(self) -> ObjectWriter:
+        self.file = tempfile.SpooledTemporaryFile(max_size=self.max_memory)
         return self
 
     def write(self, data: bytes | memoryview) -> None:

@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -78,7 +78,7 @@ class Pipeline:
                 if self._stopped.is_set():
                     return
                 yield step.epoch, step.step, step.batch
-        except Exception:
+        except CancelledError:
             if not self._stopped.is_set():  # otherwise it is a read that `stop` made fail
                 raise
 

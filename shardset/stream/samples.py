@@ -18,7 +18,7 @@ from shardset.format.manifest import LoadedSet, SetUrl, load_set
 from shardset.order.epoch import Order
 from shardset.per_process import PerProcess
 from shardset.read.indexes import ShardTable
-from shardset.read.pending import PendingSamples, SampleReader
+from shardset.read.pending import PendingSamples
 from shardset.read.sample_reader import open_sample_reader
 
 
@@ -294,7 +294,7 @@ def open(
     return SampleSet(loaded, split, transform)
 
 
-def _close_later(readers: PerProcess[SampleReader]) -> None:
+def _close_later(readers: PerProcess[Any]) -> None:
     """Ends the threads of a dropped set's reader, which would live on."""
     for reader in readers.take():
         # In a thread: garbage is collected anywhere, also where this thread holds a lock of the

@@ -34,8 +34,9 @@ def compress(storage, name):
     kinds = b"application/json", b"application/octet-stream"
     pieces = zip(kinds, (about, data), strict=True)
     body = b"".join(b"--x\r\nContent-Type: %s\r\n\r\n%s\r\n" % piece for piece in pieces)
+    uploads = f"{os.environ['STORAGE_EMULATOR_HOST']}/upload/storage/v1/b/{BUCKET}/o"
     asked = urllib.request.Request(
-        f"{os.environ['STORAGE_EMULATOR_HOST']}/upload/storage/v1/b/{BUCKET}/o?uploadType=multipart",
+        f"{uploads}?uploadType=multipart",
         data=body + b"--x--",
         headers={"Content-Type": "multipart/related; boundary=x"},
     )

@@ -243,7 +243,7 @@ class Builds:
         return listed
 
     def check_known(self, known: set[str]) -> None:
-        """Of the files in the folder, all but those of a plan must be known."""
+        """All files in the folder but the plan's must be known."""
         plan = OUT + naming.PLAN_FOLDER
         names = (name for name in self.bucket.names(OUT) if not name.startswith(plan))
         if unknown := [name for name in names if name not in known]:

@@ -78,7 +78,7 @@ def commits(
     warn: Callable[[str], None] = lambda text: None,
     among: Iterable[int] | None = None,
 ) -> list[CommitMark]:
-    """The commit marks in a run folder, or those of some steps, oldest first.
+    """The commit marks in a run folder, or of some steps, oldest first.
 
     Warns about a damaged mark and leaves it out.
     """

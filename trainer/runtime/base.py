@@ -132,7 +132,7 @@ class Runtime:
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     def to_host(self, state: dict[str, Any]) -> dict[str, Any]:
-        """A copy of a state with every tensor on the CPU, in memory of its own."""
+        """A copy of a state with every tensor on the CPU, in its own memory."""
         return {name: copied(value) for name, value in state.items()}
 
     def mark_replicated(self, tensors: Iterable[torch.Tensor]) -> None:

@@ -230,8 +230,10 @@ class Spmd(Xla):
         # differs.
         dimensions = ("data",) + (None,) * (tensor.dim() - 1)
         spec = self._spmd.ShardingSpec(self._mesh, dimensions, minibatch=True)
-        [sharded] = self._xm.send_cpu_data_to_device([tensor], self.device, input_sharding=spec)
-        return sharded  # type: ignore[no-any-return]  # torch_xla is not typed
+        sharded: list[torch.Tensor] = self._xm.send_cpu_data_to_device(
+            [tensor], self.device, input_sharding=spec
+        )
+        return sharded[0]
 
 
 class Replica(Xla):
