@@ -36,7 +36,7 @@ HIDDEN = "has no key before its first dot"
 """
 
 
-class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Extent(msgspec.Struct, frozen=True, gc=False):
     """The bytes [offset, offset + num_bytes) of one generation of one object.
 
     `object` is a name in the input folder, an absolute URL or path, or SPOOL for the unit's own
