@@ -253,11 +253,11 @@ def _estimate(args: argparse.Namespace) -> int:
 
     stored = _stored_set(args)
     how = record_of(reading.Reading, args)
-    found = estimate.estimate(stored, stored.name_of_split(args.split), how)
-    code = USAGE if found["refusal"] else OK  # for numbers that a run would refuse
+    figures = estimate.estimate(stored, stored.name_of_split(args.split), how)
+    code = USAGE if figures["refusal"] else OK  # for numbers that a run would refuse
     if args.json:
-        return _show(args, found, code=code)
-    estimate.show(stored, found, Console())
+        return _show(args, figures, code=code)
+    estimate.show(stored, figures, Console())
     return code
 
 

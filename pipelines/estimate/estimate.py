@@ -86,35 +86,35 @@ def _memory_of(stored: StoredSplit, order: Order, reading: Reading) -> Memory:
     )
 
 
-def show(stored: StoredSet, found: Estimate, console: Console) -> None:
+def show(stored: StoredSet, figures: Estimate, console: Console) -> None:
     """Prints the splits, what reading one of them takes, advice, and what was assumed."""
     console.print(split_table(stored.title, [split.numbers for split in stored.splits.values()]))
-    reading = found["reading"]
+    reading = figures["reading"]
     console.print(
-        f"\n{found['split']}, read in batches of {reading['global_batch_size']:,} by"
+        f"\n{figures['split']}, read in batches of {reading['global_batch_size']:,} by"
         f" {count(reading['num_replicas'], 'replica')} on {count(reading['num_hosts'], 'host')}"
         f" ({reading['strategy']}: {count(reading['num_readers'], 'reader')})"
         f"\n({DOCS}/how-to/check.md#estimate)",
         highlight=False,
     )
-    console.print(table("", ["", ""], [*_rows(stored, found)]))
-    for sentence in found["advice"]:
+    console.print(table("", ["", ""], [*_rows(stored, figures)]))
+    for sentence in figures["advice"]:
         console.print(Text(f"\n- {sentence}"))
-    if found["refusal"]:
-        console.print(Text(f"\nrefused: {found['refusal']}", style="bold red"))
+    if figures["refusal"]:
+        console.print(Text(f"\nrefused: {figures['refusal']}", style="bold red"))
     if stored.assumption:
         what = "so bytes, memory, order and shuffle are about right"
         console.print(Text(f"\nassumed: {stored.assumption}; {what}."))
 
 
-def _rows(stored: StoredSet, found: Estimate) -> Iterator[tuple[str, str]]:
-    split, steps, order = stored.splits[found["split"]], found["steps"], found["order"]
+def _rows(stored: StoredSet, figures: Estimate) -> Iterator[tuple[str, str]]:
+    split, steps, order = stored.splits[figures["split"]], figures["steps"], figures["order"]
     last = f", the last with {steps['num_last']:,} samples" if steps["num_pads"] else ""
     if split.view and split.view.digest:
         yield "view", f"{split.view.num_kept:,} of {split.view.num_ids:,} samples"
     yield "steps", f"{steps['num_steps']:,} an epoch{last}"
     yield "order", f"L = {order['L']} lanes, q = {order['q']}, w = {order['w']}"
-    if mixing := found["mixing"]:
+    if mixing := figures["mixing"]:
         shuffle = (
             f"{mixing['worst']:.0f} of {stored.num_classes:,} classes in a batch if stored class"
             f" by class, {mixing['uniform']:.0f} if fully shuffled; a build comes near that"
@@ -122,10 +122,10 @@ def _rows(stored: StoredSet, found: Estimate) -> Iterator[tuple[str, str]]:
         yield "shuffle", shuffle
     size, mean = decimal(stored.num_bytes), split.numbers.mean_bytes
     yield "stored", f"{size} in all splits; {mean:,.0f} bytes a sample in its tar"
-    size, amplification = decimal(found["read_bytes"]), found["amplification"]
+    size, amplification = decimal(figures["read_bytes"]), figures["amplification"]
     yield "read", f"{size} an epoch, {amplification:.3f} times what is stored"
-    if found["memory"]:
-        yield "memory", _memory(found["memory"], found["reading"])
+    if figures["memory"]:
+        yield "memory", _memory(figures["memory"], figures["reading"])
 
 
 def _memory(memory: Mapping[str, int], reading: Mapping[str, int]) -> str:

@@ -100,9 +100,9 @@ def fitted(
     return text.encode(), marks
 
 
-def _is_alike(one: tuple[float, float], other: tuple[float, float]) -> bool:
+def _is_alike(size: tuple[float, float], other: tuple[float, float]) -> bool:
     """Whether one size is another one scaled, up to a pixel of each side."""
-    return abs(one[0] * other[1] - one[1] * other[0]) <= max(sum(one), sum(other))
+    return abs(size[0] * other[1] - size[1] * other[0]) <= max(sum(size), sum(other))
 
 
 def _rounded(points: Any) -> list[float]:

@@ -122,8 +122,8 @@ def check_sides(size: tuple[int, int], field: str) -> None:
     """Raises UndecodableImage if the format `field` can't have this size."""
     longest = _LONGEST_SIDE.get(field, MAX_PIXELS)
     if max(size) > longest:
-        found = f"{size[0]} x {size[1]}, at most {longest} a side"
-        raise UndecodableImage(f"too large for {field}", found)
+        sides = f"{size[0]} x {size[1]}, at most {longest} a side"
+        raise UndecodableImage(f"too large for {field}", sides)
 
 
 def _fix(actual: str, named: str, mode: str, options: ImageOptions) -> str:

@@ -106,14 +106,14 @@ def _restart_interval(image: Any, min_pixels: int, max_pixels: int) -> int:
 
 def _same_pixels(before: bytes, after: bytes) -> bool:
     try:
-        with _opened(before) as one, _opened(after) as two:
-            one.load()
-            two.load()
-            if (one.mode, one.size) != (two.mode, two.size):
+        with _opened(before) as first, _opened(after) as second:
+            first.load()
+            second.load()
+            if (first.mode, first.size) != (second.mode, second.size):
                 return False
-            tops = range(0, one.height, _ROWS_COMPARED)
-            boxes = [(0, top, one.width, min(top + _ROWS_COMPARED, one.height)) for top in tops]
-            return all(one.crop(box).tobytes() == two.crop(box).tobytes() for box in boxes)
+            tops = range(0, first.height, _ROWS_COMPARED)
+            boxes = [(0, top, first.width, min(top + _ROWS_COMPARED, first.height)) for top in tops]
+            return all(first.crop(box).tobytes() == second.crop(box).tobytes() for box in boxes)
     except _BROKEN:
         return False
 

@@ -323,5 +323,5 @@ def _bounds_within(positions: NDArray[np.float64], bounds: Sequence[float]) -> l
     numbers = np.arange(len(bounds))
     free = np.searchsorted(positions, bounds) - numbers  # each cut is above the one before
     shifts = np.clip(np.maximum.accumulate(free), 1, len(positions) - len(bounds))
-    found: list[float] = positions[np.maximum(shifts + numbers, 0)].tolist()
-    return found
+    cuts: list[float] = positions[np.maximum(shifts + numbers, 0)].tolist()
+    return cuts

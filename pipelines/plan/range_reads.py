@@ -114,13 +114,13 @@ def _fits(extent: Extent, content: bytes) -> bool:
 def _read_again(extent: Extent, source: Storage, output: Storage) -> bytes:
     content = _read(extent, extent.offset, extent.offset + extent.num_bytes, source, output)
     if not _fits(extent, content):
-        found = f"{len(content)} bytes"
+        facts = f"{len(content)} bytes"
         if extent.crc32c != UNREAD:
-            found += f" with CRC32C {extend_crc32c(0, content):08x}, expected {extent.crc32c:08x}"
+            facts += f" with CRC32C {extend_crc32c(0, content):08x}, expected {extent.crc32c:08x}"
         storage, name, _ = _locate(extent, source, output)
         raise ChangedInput(
             f"{storage.url}/{name}, {extent.num_bytes} bytes at {extent.offset}: its bytes changed"
-            f" since it was planned, its size and time did not ({found}, read twice); restore it,"
+            f" since it was planned, its size and time did not ({facts}, read twice); restore it,"
             f" or {START_OVER}; a rerun alone compares with the same plan"
         )
     return content

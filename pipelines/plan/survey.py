@@ -37,10 +37,10 @@ class UnitRef:
 
     def _read(self, output: Storage) -> bytes:
         data = output.read(paths.SURVEY, self.start, self.stop)
-        found = len(data), extend_crc32c(0, data)
-        if found != (self.stop - self.start, self.crc32c):
+        facts = len(data), extend_crc32c(0, data)
+        if facts != (self.stop - self.start, self.crc32c):
             raise ValueError(
-                f"bytes {self.start} to {self.stop} are {found[0]} with the CRC32C {found[1]:08x},"
+                f"bytes {self.start} to {self.stop} are {facts[0]} with the CRC32C {facts[1]:08x},"
                 f" expected {self.crc32c:08x}"
             )
         return data

@@ -74,8 +74,8 @@ class _Cifar:
             contents = read_twice(lambda: self._read(stat, wanted))
             stats = dict.fromkeys(contents, stat)
         else:
-            found = {name: stat_or_none(self.input, name) for name in wanted}
-            stats = {name: stat for name, stat in found.items() if stat}
+            listed = {name: stat_or_none(self.input, name) for name in wanted}
+            stats = {name: stat for name, stat in listed.items() if stat}
             contents = {}
         if missing := [name for name in wanted if name not in stats]:
             raise SourceError(

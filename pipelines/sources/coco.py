@@ -147,9 +147,9 @@ class _File:
             entries = defaultdict[str, list[list[str]]](list)
             for image, *entry in part:
                 entries[image].append(entry)
-            for image, found in entries.items():
-                heads = [(path, text) for path, text in found if path]
-                texts = [text for path, text in found if not path]
+            for image, pairs in entries.items():
+                heads = [(path, text) for path, text in pairs if path]
+                texts = [text for path, text in pairs if not path]
                 if not heads:
                     for text in texts:
                         self._tell("annotations left out, of images that are not listed", text)
@@ -192,7 +192,7 @@ class _File:
                 continue
             self._num_annotations += section == "annotations"
             try:
-                found, text = _decoded(text, _KINDS[section])
+                entry, text = _decoded(text, _KINDS[section])
             except JSON_ERRORS as error:
                 if section == "images":
                     raise SourceError(
@@ -200,31 +200,31 @@ class _File:
                     ) from error
                 self._tell(f"{section} left out, not as COCO has them", text)
                 continue
-            if isinstance(found, _Category):
-                if categories.setdefault(found.id, found).name != found.name:
+            if isinstance(entry, _Category):
+                if categories.setdefault(entry.id, entry).name != entry.name:
                     raise SourceError(
-                        f"{self.path}: category {found.id} has two names; correct one"
+                        f"{self.path}: category {entry.id} has two names; correct one"
                     )
                 continue
             path = ""
-            if isinstance(found, _Image):
-                path = check_path(found.path(self.split), f"{self.path}: file_name")
-                text = _head(found)
-            part = parts[zlib.crc32(f"{found.image_id}".encode()) % num_parts]
-            part.add([f"{found.image_id}", path, text])
+            if isinstance(entry, _Image):
+                path = check_path(entry.path(self.split), f"{self.path}: file_name")
+                text = _head(entry)
+            part = parts[zlib.crc32(f"{entry.image_id}".encode()) % num_parts]
+            part.add([f"{entry.image_id}", path, text])
         return parts, categories
 
     def _kept(self, text: str) -> str:
         """An annotation as it is stored; "" if it is left out."""
-        found, _ = _decoded(text, _Listed)
-        category = found.category_id
+        annotation, _ = _decoded(text, _Listed)
+        category = annotation.category_id
         try:
-            box = box_of(found, self._ids)
+            box = box_of(annotation, self._ids)
         except BadTarget as error:
             self._tell(f"annotations left out, {error}", text)
             return ""
         if box is None:
-            what = "whose bbox has no area" if found.bbox else "without a bbox"
+            what = "whose bbox has no area" if annotation.bbox else "without a bbox"
             self._tell(f"annotations {what}, which Boxes passes over", text)
         self._num_kept += 1
         if category is None:
@@ -246,7 +246,7 @@ def _decoded(text: str, kind: type[T]) -> tuple[T, str]:
 
 def _head(image: _Image) -> str:
     """What `json` says of an image."""
-    found = {"image_id": image.image_id, "file_name": image.file_name or image.path("")}
+    facts = {"image_id": image.image_id, "file_name": image.file_name or image.path("")}
     if image.width is not None and image.height is not None:
-        found |= {"width": image.width, "height": image.height}
-    return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+        facts |= {"width": image.width, "height": image.height}
+    return json.dumps(facts, ensure_ascii=False, separators=(",", ":"))

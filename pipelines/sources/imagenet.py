@@ -79,9 +79,11 @@ class ImageNet:
         """The samples of one inner tar, one class folder or all validation images; raises
         SourceError if damaged.
         """
-        found = _in_tar(self.input, unit, spool) if "tar" in unit else _in_folder(self.input, unit)
+        members = (
+            _in_tar(self.input, unit, spool) if "tar" in unit else _in_folder(self.input, unit)
+        )
         split = unit["split"]
-        for name, extent, reason in found:
+        for name, extent, reason in members:
             key = objects.without_extension(name.rpartition("/")[2])
             label = unit["label"] if "label" in unit else unit["truth"].get(key)
             if reason or label is None:

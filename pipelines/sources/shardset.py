@@ -77,14 +77,14 @@ class ExistingSet:
         index, ids = index.filter(is_taken), ids[is_taken]
         labels = part.labels_of(ids, numbers(index, "label")).tolist()
         ranges = {
-            field: zip(*(one.tolist() for one in ranges_of(index, field)), strict=True)
+            field: zip(*(part.tolist() for part in ranges_of(index, field)), strict=True)
             for field in fields_of(index.column_names)
         }
         facts = index["key"].to_pylist(), labels, index["image_crc32c"].to_pylist()
-        for key, label, crc32c, *found in zip(*facts, *ranges.values(), strict=True):
+        for key, label, crc32c, *spans in zip(*facts, *ranges.values(), strict=True):
             stored = sorted(
                 (offset, field, num_bytes)
-                for field, (offset, num_bytes) in zip(ranges, found, strict=True)
+                for field, (offset, num_bytes) in zip(ranges, spans, strict=True)
                 if offset
             )
             extents = {

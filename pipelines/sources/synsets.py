@@ -96,12 +96,12 @@ def _pairs(lines: Iterable[tuple[int, str]], row: str, expected: str, where: str
     """The first two groups of each line."""
     pairs: dict[str, str] = {}
     for number, line in lines:
-        found = re.fullmatch(row, line.strip(), re.ASCII)
-        if not found:
+        match = re.fullmatch(row, line.strip(), re.ASCII)
+        if not match:
             raise SourceError(
                 f"{where}: line {number} is {line!r:.80}, expected {expected}; fetch it again"
             )
-        pairs[found[1]] = found[2].strip()
+        pairs[match[1]] = match[2].strip()
     return pairs
 
 

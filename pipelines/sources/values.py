@@ -57,10 +57,10 @@ class Values(NamedTuple):
         return [values.get(self.rows.get(key, -1)) for key in keys]
 
 
-def refused(config: ColumnConfig, found: object) -> ConfigError:
+def refused(config: ColumnConfig, content: object) -> ConfigError:
     """The error for values that can't make a column."""
     return ConfigError(
-        f"{config.source}: holds {found}, which can't be the values of a column; see"
+        f"{config.source}: holds {content}, which can't be the values of a column; see"
         f" {DOCS}/how-to/columns.md"
     )
 
@@ -87,8 +87,8 @@ def open_values(config: ColumnConfig, split_sizes: Sequence[int]) -> Values:
     start, size = file.tell(), dtype.itemsize * math.prod(shape[1:])
     if [*split_sizes] != [*shape[:1]] or is_transposed or stat.num_bytes != start + shape[0] * size:
         order = "Fortran" if is_transposed else "C"
-        found = f"{dtype} {shape} in {order} order, {stat.num_bytes} bytes"
-        raise refused(config, f"{found}, for {split_sizes} samples (choose one split by --split)")
+        form = f"{dtype} {shape} in {order} order, {stat.num_bytes} bytes"
+        raise refused(config, f"{form}, for {split_sizes} samples (choose one split by --split)")
 
     def read(rows: Sequence[int]) -> Sequence[Value]:
         opened = RangeFile(storage, stat)  # threads of a worker read at once

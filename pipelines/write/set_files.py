@@ -100,9 +100,9 @@ class SetFiles:
         """What compactions of versions before `number` left: they can't publish any more."""
         made: dict[str, list[Stat]] = {}
         for stat in self.storage.list():
-            found = _OF_COMPACTION.match(stat.name)
-            if found and int(found["base"]) < number:
-                made.setdefault(found["suffix"], []).append(stat)
+            match = _OF_COMPACTION.match(stat.name)
+            if match and int(match["base"]) < number:
+                made.setdefault(match["suffix"], []).append(stat)
         unlisted = self.unlisted({stat.name for stats in made.values() for stat in stats})
         return chain(
             *(stats for stats in made.values() if unlisted.issuperset(stat.name for stat in stats))

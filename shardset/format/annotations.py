@@ -86,9 +86,9 @@ def boxes_in(content: bytes, labels: Mapping[int, int]) -> list[AnnotatedBox]:
     In a set with `labels`, JSON without annotations has no boxes.
     """
     try:
-        found = _decoder.decode(content).annotations
+        annotations = _decoder.decode(content).annotations
     except JSON_ERRORS as error:
         raise BadTarget("no annotations as COCO has them", str(error)) from error
-    if found is None and not labels:
+    if annotations is None and not labels:
         raise BadTarget("no annotations as COCO has them", "it has no `annotations`")
-    return [box for annotation in found or () if (box := box_of(annotation, labels))]
+    return [box for annotation in annotations or () if (box := box_of(annotation, labels))]

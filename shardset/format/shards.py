@@ -305,9 +305,9 @@ def _runs(missing: NDArray[np.int64], num_rows: int) -> Iterator[range]:
 
 
 def _parts(pattern: str) -> tuple[str, str, str, str]:
-    found = _PATTERN.fullmatch(pattern)
-    assert found, "the type of the field has this form"
-    before, first, last, after = found.groups()
+    match = _PATTERN.fullmatch(pattern)
+    assert match, "the type of the field has this form"
+    before, first, last, after = match.groups()
     return before, first, last, after
 
 

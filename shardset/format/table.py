@@ -64,11 +64,11 @@ def sealed(rows: Rows, first: int = 0) -> Rows:
 def checks(rows: Rows, first: int = 0) -> NDArray[np.uint32]:
     """The right `check` of each row."""
     data, size, value = rows.tobytes(), rows.dtype.itemsize, google_crc32c.value
-    found = (
+    checksums = (
         value(data[start : start + size - _CHECK_BYTES] + number.to_bytes(8, "little"))
         for start, number in zip(range(0, len(data), size), count(first), strict=False)
     )
-    return np.fromiter(found, np.uint32, len(rows))
+    return np.fromiter(checksums, np.uint32, len(rows))
 
 
 def to_bytes(rows: Rows) -> bytes:

@@ -233,12 +233,12 @@ def _sets(root: Path) -> list[Path]:
     """The folders of sets in `root`, the least recently used first; other files and folders there
     are not ours.
     """
-    found = [
+    folders = [
         path
         for path in root.iterdir()
         if _SET.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
     ]
-    return sorted(found, key=lambda folder: folder.stat().st_mtime)
+    return sorted(folders, key=lambda folder: folder.stat().st_mtime)
 
 
 def _stats(root: Path) -> list[os.stat_result]:

@@ -66,9 +66,9 @@ def read_footer(storage: Storage, shard: Shard) -> Footer:
     index, url = shard.index, f"{storage.url}/{shard.index.path}"
 
     def problem_of(data: bytes) -> str:
-        found = crc32c_text(crc32c_of(data))
-        wrong = f"crc32c of the footer is {found}, expected {index.footer_crc32c}"
-        return "" if found == index.footer_crc32c else wrong
+        crc32c = crc32c_text(crc32c_of(data))
+        wrong = f"crc32c of the footer is {crc32c}, expected {index.footer_crc32c}"
+        return "" if crc32c == index.footer_crc32c else wrong
 
     start = max(0, index.num_bytes - index.footer_bytes)
     with _reading(storage, shard) as advice:
@@ -319,13 +319,13 @@ class ShardTable:
         shard: int,
         index: ShardIndex,
         groups: NDArray[np.int64],
-        found: pa.Table,
+        table: pa.Table,
         footer: Footer | None,
     ) -> None:
-        rows = rows_of_index(found, self.split.shards[shard], self.split, self.storage.url)
+        rows = rows_of_index(table, self.split.shards[shard], self.split, self.storage.url)
         with self._lock():
             before = index.num_bytes
-            index.put(groups, rows, keys_of(found) if self.with_keys else None)
+            index.put(groups, rows, keys_of(table) if self.with_keys else None)
             index.footer = None if index.is_whole else footer
             if self._held.get(shard) is index:
                 self._held_bytes += index.num_bytes - before

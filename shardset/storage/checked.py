@@ -25,7 +25,7 @@ class DamagedObject(DamagedShard):
 
 def read_twice(
     read: Callable[[], T],
-    fits: Callable[[T], bool] = lambda found: True,
+    fits: Callable[[T], bool] = lambda answer: True,
     error: type[Exception] = SourceError,
 ) -> T:
     """The result of `read`, or of a second one if it doesn't fit or `read` raises `error`.
@@ -33,10 +33,10 @@ def read_twice(
     Damage in transfer does not repeat; damage in storage does.
     """
     with suppress(error):
-        found = read()
-        if fits(found):
-            return found
-        del found  # it may be a complete shard
+        answer = read()
+        if fits(answer):
+            return answer
+        del answer  # it may be a complete shard
     return read()
 
 

@@ -179,9 +179,9 @@ def _described(response: requests.Response, name: str, where: str) -> Answer:
         raise TransientError(
             f"{where}: the answer doesn't say which bytes it holds of what"
         ) from error
-    found = _CRC32C.search(headers.get("X-Goog-Hash", ""))
+    match = _CRC32C.search(headers.get("X-Goog-Hash", ""))
     stat = Stat(
-        name=name, num_bytes=num_bytes, generation=generation, crc32c=found[1] if found else None
+        name=name, num_bytes=num_bytes, generation=generation, crc32c=match[1] if match else None
     )
     return Answer(stat=stat, first=first, pieces=pieces_of(response))
 

@@ -154,14 +154,14 @@ def _facts(response: requests.Response, name: str, start: int, where: str) -> tu
 def _credentials(host: str) -> dict[str, str]:
     """The header of the environment if it is for this host, else what netrc has for it by name."""
     if text := os.environ.get(HEADER):
-        if not (found := _HEADER_FORM.fullmatch(text)):
+        if not (match := _HEADER_FORM.fullmatch(text)):
             expected = (
                 "`HOST NAME: VALUE` in one line of ASCII, such as `huggingface.co Authorization:"
                 " Bearer hf_...`"
             )
             raise ConfigError(f"{HEADER} is not {expected}")
-        if found[1].lower() == host:
-            return {found[2]: found[3]}
+        if match[1].lower() == host:
+            return {match[2]: match[3]}
     file = os.path.expanduser(os.environ.get("NETRC", "~/.netrc"))
     try:
         login = netrc(file).hosts.get(host) if os.path.exists(file) else None

@@ -80,15 +80,15 @@ class S3Storage(ServedFolder):
             options["range"] = {"offset": start} if stop is None else (start, stop)
         with self._said_plainly(where):
             try:
-                found = obstore.get(self._client(MAX_BYTES), full, options=options)
+                answer = obstore.get(self._client(MAX_BYTES), full, options=options)
             except BaseError as error:
                 if not _BEYOND.search(str(error)):
                     raise
                 yield Answer(stat=self.stat(name), first=start, pieces=())
                 return
-            refuse_compressed(found.attributes.get("Content-Encoding"), name, where)
-            stat = _stat(name, found.meta, found.attributes)
-            yield Answer(stat=stat, first=found.range[0], pieces=found.stream(min_chunk_size=1))
+            refuse_compressed(answer.attributes.get("Content-Encoding"), name, where)
+            stat = _stat(name, answer.meta, answer.attributes)
+            yield Answer(stat=stat, first=answer.range[0], pieces=answer.stream(min_chunk_size=1))
 
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
         folder, last = wanted.rpartition("/")[0] or None, ""
@@ -251,8 +251,8 @@ def _said(error: Exception) -> str:
 
 
 def _status(error: Exception) -> int:
-    found = _STATUS.search(str(error))
-    return int(found[1]) if found else 404 if isinstance(error, FileNotFoundError) else 0
+    match = _STATUS.search(str(error))
+    return int(match[1]) if match else 404 if isinstance(error, FileNotFoundError) else 0
 
 
 def _stat(name: str, meta: Any, attributes: Any) -> Stat:

@@ -174,17 +174,17 @@ class _Download:
 
     def _checked(self, data: bytes) -> bytes:
         expected = self._crc32c
-        if expected is None or (found := facts_of(data)[1]) == expected:
+        if expected is None or (crc32c := facts_of(data)[1]) == expected:
             return data
-        if found == self._damaged:  # damage in transfer does not repeat
+        if crc32c == self._damaged:  # damage in transfer does not repeat
             raise DamagedObject(
-                f"{self.where}: has the CRC32C {found}, not the one it was written with,"
+                f"{self.where}: has the CRC32C {crc32c}, not the one it was written with,"
                 f" {expected}; replace it",
                 data,
             )
-        self._damaged = found
+        self._damaged = crc32c
         self._restart()
-        raise TransientError(f"{self.where}: arrived with the CRC32C {found}, expected {expected}")
+        raise TransientError(f"{self.where}: arrived with the CRC32C {crc32c}, expected {expected}")
 
 
 @PerProcess

@@ -83,9 +83,9 @@ def other_file(data: bytes, expected: str) -> str:
     tell.
     """
     start = data[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
-    for magic, (found, advice) in _OTHERS.items():
+    for magic, (name, advice) in _OTHERS.items():
         if start.startswith(magic):
-            return f"{found} instead of {expected}; {advice}"
+            return f"{name} instead of {expected}; {advice}"
     return ""
 
 

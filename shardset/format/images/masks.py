@@ -27,10 +27,10 @@ def check(image: ImageFile, orientation: int, size: tuple[int, int]) -> None:
     """Raises UndecodableImage unless an image, not decoded yet, has one channel and once it is
     upright the (width, height) `size`, (0, 0) for any.
     """
-    width, height = found = upright_size(image.size, orientation)
+    width, height = upright = upright_size(image.size, orientation)
     if image.mode not in _WHITE:
         raise UndecodableImage("not a mask", f"its mode is {image.mode}, expected one channel")
-    if size not in ((0, 0), found):
+    if size not in ((0, 0), upright):
         its_image = f"its image is stored with {size[0]} x {size[1]}"
         raise UndecodableImage("mask of another size", f"{width} x {height} pixels, {its_image}")
 

@@ -82,7 +82,7 @@ def _stated(info: dict[Any, Any]) -> int:
     image = Image.Image()
     image.info = info
     with suppress(*BROKEN):
-        found = image.getexif().get(ORIENTATION)
-        if isinstance(found, int) and UPRIGHT <= found <= 8:
-            return found
+        value = image.getexif().get(ORIENTATION)
+        if isinstance(value, int) and UPRIGHT <= value <= 8:
+            return value
     return UPRIGHT

@@ -65,8 +65,8 @@ def plugin(field: str) -> type[ImageFile]:
     """The class of Pillow that reads a format."""
     name = PLUGINS[field]
     module = importlib.import_module(f"PIL.{name}ImagePlugin")
-    found: type[ImageFile] = getattr(module, f"{name}ImageFile")
-    return found
+    plugin: type[ImageFile] = getattr(module, f"{name}ImageFile")
+    return plugin
 
 
 @contextmanager
@@ -100,8 +100,8 @@ def header(data: bytes, field: str) -> ImageFile:
         raise _refusal(error, data, field) from error
     limits.check_pixels(*image.size)
     if image.mode not in _MODES and not (image.mode == "I" and field == "pgm"):
-        found = f"its pixels are {_WIDE.get(image.mode, image.mode)}"
-        raise UndecodableImage("no 8-bit form", f"{found}; convert them to levels of 8 or 16 bits")
+        pixels = f"its pixels are {_WIDE.get(image.mode, image.mode)}"
+        raise UndecodableImage("no 8-bit form", f"{pixels}; convert them to levels of 8 or 16 bits")
     repair_transparency(image)
     return image
 

@@ -138,21 +138,21 @@ def _load_version(url: str, version: str) -> LoadedSet:
         raise MissingSet(
             f"{url}@{version}: no such folder; and as version {version!r} of {url}: {error}"
         ) from error
-    storage, found = newest.storage, newest.manifest
+    storage, manifest = newest.storage, newest.manifest
     number, digest = versions.resolve(storage, version)
-    if number < found.number:  # each was stored before the next one was published
+    if number < manifest.number:  # each was stored before the next one was published
         try:
-            found = read(storage, versions.path(number))
+            manifest = read(storage, versions.path(number))
         except NotFound as error:
             raise MissingSet(
                 f"{url}: version {number} was removed; `shardset log {url}` lists those"
                 " that are left"
             ) from error
-    if found.number != number or digest not in (None, found.digest):
+    if manifest.number != number or digest not in (None, manifest.digest):
         raise MissingSet(
             f"{url}: has no version {version}; `shardset log {url}` lists those that it has"
         )
-    return LoadedSet(found, storage)
+    return LoadedSet(manifest, storage)
 
 
 def load_whole(url: str) -> LoadedSet:
@@ -184,10 +184,10 @@ def with_view(
         )
     bounds = ("ids", 0, stored.num_samples), ("labels", -1, len(whole.classes))
     for part in rows.values():
-        for (what, least, end), found in zip(bounds, part, strict=False):
-            if found is not None and not least <= found.min() <= found.max() < end:
+        for (what, least, end), numbers in zip(bounds, part, strict=False):
+            if numbers is not None and not least <= numbers.min() <= numbers.max() < end:
                 raise ConfigError(
-                    f"{url}: {what} reach {found.min()} to {found.max()}, expected {least} to"
+                    f"{url}: {what} reach {numbers.min()} to {numbers.max()}, expected {least} to"
                     f" {end - 1}"
                 )
     head = msgspec.structs.replace(head, digest=head.digest or view_digest(whole.digest, rows))
@@ -213,8 +213,8 @@ def _load_view(url: str) -> LoadedSet:
         )
     whole = load_whole(address_from(storage.url, head.parent))
     if whole.digest != head.parent_digest:  # of an older version, if that is left
-        found = older_with(whole.storage, head.parent_digest) or whole.manifest
-        whole = LoadedSet(opened(whole.storage, found), whole.storage)
+        older = older_with(whole.storage, head.parent_digest) or whole.manifest
+        whole = LoadedSet(opened(whole.storage, older), whole.storage)
     return with_view(whole, head, rows, url)
 
 
