@@ -1,0 +1,20 @@
+"""The program `shardset build`, and what other Beam pipelines import from it.
+
+`ReadShards` and `WriteShards` are imported on first use, because Beam takes a second.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipelines.transforms.write_shards import WriteShards
+
+__all__ = ["WriteShards"]
+
+_MODULES = {"WriteShards": "write_shards"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'pipelines' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"pipelines.transforms.{_MODULES[name]}"), name)

@@ -59,6 +59,11 @@ def prepare(config: BuildConfig, output: Storage) -> Prepared:
         replacing.refuse_inside(
             open_storage(config.output), folder, "so the tars would be among the raw files"
         )
+    return prepare_from(source, config, output)
+
+
+def prepare_from(source: Source, config: BuildConfig, output: Storage) -> Prepared:
+    """The same for an opened source."""
     survey = source.survey()
     if config.holdout and len({*survey.splits}) > 1:
         raise ConfigError(

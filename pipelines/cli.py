@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 
 from pipelines.config import SIZES, AdoptConfig, BareNumbers, BuildConfig, ColumnConfig
-from pipelines.images.options import ImageOptions
+from pipelines.images.options import ImageOptions, options_of
 from pipelines.parsers import parser
 from pipelines.worker_output import quiet_workers, say_beam
 from shardset.errors import ConfigError
@@ -145,8 +145,7 @@ def _append_config(args: argparse.Namespace) -> BuildConfig:
     """An append stores images as the build of the set did."""
     from pipelines.write import replace
 
-    options = replace.newest_of(args.output)[0].provenance.options
-    image = msgspec.convert(options.get("image", {}), ImageOptions)
+    image = options_of(replace.newest_of(args.output)[0])
     return record_of(BuildConfig, args, image=image, append=args.append or "skip")
 
 

@@ -46,11 +46,18 @@ def construct(
     `blocks` are the units of the survey.
     """
     units = pipeline | "Index the input" >> IndexInput(build, blocks)  # number of each unit
-    plan = pipeline | "Plan the shards" >> PlanShards(build, units)  # PlanFile
-    if dry_run:
-        return
-    shards = plan | "Write the shards" >> WriteShards(build)  # Finished
-    _ = pipeline | "Publish the set" >> PublishSet(build, plan, shards)  # digest
+    plan = pipeline | "Plan the shards" >> PlanShards(build, units, build.file.num_units)
+    if not dry_run:
+        publish(pipeline, build, plan)
+
+
+def publish(
+    pipeline: beam.Pipeline, build: Build, plan: beam.PCollection[PlanFile]
+) -> beam.PCollection[str]:
+    """Adds the steps after the plan; the one element is the digest of the manifest."""
+    shards = plan | "Write the shards" >> FillShards(build)  # Finished
+    digest: beam.PCollection[str] = pipeline | "Publish the set" >> PublishSet(build, plan, shards)
+    return digest
 
 
 # A shuffle before a step keeps the runner from fusing it with the step before, which would limit
@@ -82,18 +89,19 @@ class PlanShards(beam.PTransform[PBegin, beam.PCollection[PlanFile]]):
 
     build: Build
     units: beam.PCollection[int]
+    num_units: int | AsSingleton
 
     def expand(self, begin: PBegin) -> beam.PCollection[PlanFile]:
         plan: beam.PCollection[PlanFile] = (
             begin
             | "Once all is indexed" >> beam.Create([None])
-            | "Plan" >> beam.ParDo(MakePlan(self.build), AsIter(self.units))
+            | "Plan" >> beam.ParDo(MakePlan(self.build), AsIter(self.units), self.num_units)
         )
         return plan
 
 
 @dataclass(eq=False, repr=False)
-class WriteShards(beam.PTransform[beam.PCollection[PlanFile], beam.PCollection[Finished]]):
+class FillShards(beam.PTransform[beam.PCollection[PlanFile], beam.PCollection[Finished]]):
     """Writes each wanted shard of a plan."""
 
     build: Build
@@ -172,8 +180,7 @@ class IndexUnit(Step):
     def work(self, unit: UnitRef) -> Iterable[int]:
         summary = index_unit(self.build, unit)
         for count in summary.splits.values():
-            _count("samples_indexed", count.num_samples)
-            _count("samples_quarantined", count.num_rejected)
+            count_indexed(count.num_samples, count.num_rejected)
         for fix, number in summary.fixes.items():
             _count(f"fixed_{fix}", number)
         return [unit.number]
@@ -183,9 +190,9 @@ class IndexUnit(Step):
 class MakePlan(Step):
     """Writes the plan."""
 
-    def work(self, _: None, units: Iterable[int]) -> Iterable[PlanFile]:
-        assert sum(1 for _ in units) == self.build.file.num_units, "every unit is indexed"
-        return [msgspec.structs.replace(make_plan(self.build), classes=[])]
+    def work(self, _: None, units: Iterable[int], num_units: int) -> Iterable[PlanFile]:
+        assert sum(1 for _ in units) == num_units, "every unit is indexed"
+        return [msgspec.structs.replace(make_plan(self.build, num_units), classes=[])]
 
 
 @with_input_types(PlanFile)
@@ -248,6 +255,12 @@ def _planning(build: str) -> threading.Lock:
     runner may have a dozen threads.
     """
     return threading.Lock()
+
+
+def count_indexed(num_samples: int, num_rejected: int) -> None:
+    """Adds to the counters of the samples that were examined."""
+    _count("samples_indexed", num_samples)
+    _count("samples_quarantined", num_rejected)
 
 
 def _count(name: str, number: int) -> None:

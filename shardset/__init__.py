@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardset.errors import ShardsetError, brought_by
 from shardset.format.manifest import LoadedSet, Manifest, Shard, Split, load
+from shardset.raw import Raw
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from shardset.version import __version__
@@ -44,6 +45,7 @@ __all__ = [
     "RandAugment",
     "RandomErasing",
     "RandomResizedCrop",
+    "Raw",
     "Resize",
     "Sample",
     "SampleSet",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
 
 from shardset.errors import ConfigError
@@ -77,6 +78,11 @@ class ImageOptions:
 
 
 DEFAULTS = ImageOptions()
+
+
+def options_of(manifest: Manifest) -> ImageOptions:
+    """The image options of the build of a set."""
+    return msgspec.convert(manifest.provenance.options.get("image", {}), ImageOptions)
 
 
 def options_to_read(manifest: Manifest) -> ImageOptions:

@@ -90,15 +90,27 @@ def index_unit(build: Build, unit: UnitRef) -> UnitSummary:
 
     A label that is no class is bad.
     """
-    files, addition = build.files, build.file.appends
+    files = build.files
     summary_path = paths.summary_path(unit.number)
     if content := files.find(summary_path):
         return decode_record(files.output, summary_path, content, UnitSummary)
     rows, rejected, skipped = read_twice(lambda: _read_samples(build, unit))
+    return write_new_unit(build, unit.number, rows, rejected, skipped)
+
+
+def write_new_unit(
+    build: Build,
+    unit: int,
+    rows: Sequence[SampleRow],
+    rejected: Sequence[QuarantineEntry],
+    skipped: KnownCount,
+) -> UnitSummary:
+    """Writes a unit; in an append, samples whose keys the set has get others."""
+    files, addition = build.files, build.file.appends
     if addition:
         rows = renamed(files, addition, rows)
         skipped.num_images = count_known_images(files, rows)
-    return write_unit(files, unit.number, rows, rejected, skipped)
+    return write_unit(files, unit, rows, rejected, skipped)
 
 
 def write_unit(
@@ -133,28 +145,39 @@ def _read_samples(
     rows: list[SampleRow] = []
     rejected: list[QuarantineEntry] = []
     skipped, replaced = KnownCount(), set[str]()
-    config, source, files, addition = build.config, build.source, build.files, build.file.appends
+
+    def samples(spool: UnitSpool) -> Iterator[RawSample | Rejected]:
+        for sample in build.source.index(read_unit(build.files.output, ref), spool):
+            if isinstance(sample, Rejected):
+                replaced.add(sample.replaces)
+            yield sample
+
+    with ExitStack() as stack:
+        spool = UnitSpool(build.files, paths.spool_path(ref.number), stack)
+        for row in examined(build, samples(spool), spool, skipped):
+            if isinstance(row, SampleRow):
+                rows.append(row)
+            else:
+                rejected.append(row)
+    return [row for row in rows if row.name not in replaced], rejected, skipped
+
+
+def examined(
+    build: Build, samples: Iterable[RawSample | Rejected], spool: UnitSpool, skipped: KnownCount
+) -> Iterator[SampleRow | QuarantineEntry]:
+    """A row or a quarantine entry for each sample, in order, but for those that an append skips,
+    which are counted.
+    """
+    config, files, addition = build.config, build.files, build.file.appends
     labels = addition.labels if addition else ()
     num_classes = MAX_LABEL + 1 if build.num_classes is None else build.num_classes
-    with ExitStack() as stack:
-        spool = UnitSpool(files, paths.spool_path(ref.number), stack)
-        holdout = Holdout(config.holdout, config.seed)
-        categories = addition.categories if addition else {}
-        examiner = _Examiner(config, source.input, files.output, spool, holdout, categories)
-        samples = (
-            relabelled(sample, labels, num_classes)
-            for sample in source.index(read_unit(files.output, ref), spool)
-        )
-        for batch in spool.batches(samples):
-            replaced.update(sample.replaces for sample in batch if isinstance(sample, Rejected))
-            if addition and addition.known == "skip":
-                batch = _new_of(files, addition, batch, skipped)
-            for row in examiner.rows(batch):
-                if isinstance(row, SampleRow):
-                    rows.append(row)
-                else:
-                    rejected.append(row)
-    return [row for row in rows if row.name not in replaced], rejected, skipped
+    holdout = Holdout(config.holdout, config.seed)
+    categories = addition.categories if addition else {}
+    examiner = _Examiner(config, build.source.input, files.output, spool, holdout, categories)
+    for batch in spool.batches(relabelled(sample, labels, num_classes) for sample in samples):
+        if addition and addition.known == "skip":
+            batch = _new_of(files, addition, batch, skipped)
+        yield from examiner.rows(batch)
 
 
 def _new_of(

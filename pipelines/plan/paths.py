@@ -37,11 +37,11 @@ def dropped_path(split: str) -> str:
     return f"{PLAN_FOLDER}dropped/{split}.jsonl"
 
 
-def spool_path(unit: int) -> str:
-    """The bytes of a unit that can't be read by range from the input, such as one of a compressed
-    archive.
+def spool_path(unit: int | str) -> str:
+    """The bytes of a unit, or of a bundle, that can't be read by range from the input, such as one
+    of a compressed archive.
     """
-    return f"{PLAN_FOLDER}spool/{unit:07d}.bin"
+    return f"{PLAN_FOLDER}spool/{unit:0>7}.bin"
 
 
 def group_path(build: str) -> str:

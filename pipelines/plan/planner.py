@@ -73,7 +73,7 @@ _NOTES = {
 _STORE_KNOWN = "--known store stores them again"
 
 
-def make_plan(made: Build) -> PlanFile:
+def make_plan(made: Build, num_units: int) -> PlanFile:
     """Writes the plan of all splits to `plan/` and returns it.
 
     Raises TooManyBad, SourceError (no samples, or labels without classes) or ConfigError
@@ -81,9 +81,9 @@ def make_plan(made: Build) -> PlanFile:
     """
     files, config = made.files, made.config
     build = files.read_record(paths.BUILD, BuildFile)  # which has the classes
-    if config.holdout and build.num_units:
-        divide(files, Holdout(config.holdout, config.seed), build.num_units)
-    total = summaries.merge(read_summaries(files, build.num_units))
+    if config.holdout and num_units:
+        divide(files, Holdout(config.holdout, config.seed), num_units)
+    total = summaries.merge(read_summaries(files, num_units))
     summaries.refuse_too_many_bad(total, config.max_bad_fraction)
     if total.known.total and not any(count.num_samples for count in total.splits.values()):
         notes = "; ".join(_notes_on_known(total.known))
@@ -106,9 +106,9 @@ def make_plan(made: Build) -> PlanFile:
             " mend them, or move the folder out of the input"
         )
     num_samples = sum(split.num_source for split in splits.values())
-    number_duplicates(files, build.num_units, num_samples)
+    number_duplicates(files, num_units, num_samples)
     with files.writer(naming.quarantine_path(build.suffix)) as out:
-        for line in _quarantine_lines(files, config, build):
+        for line in _quarantine_lines(files, config, build, num_units):
             out.write(line)
     plan = PlanFile(
         digest="",
@@ -118,7 +118,7 @@ def make_plan(made: Build) -> PlanFile:
         splits=splits,
         fixes={fix: number for fix, number in total.fixes.items() if fix not in _NOTES},
         num_rejected=sum(count.num_rejected for count in total.splits.values()),
-        num_units=build.num_units,
+        num_units=num_units,
         notes=[
             *build.notes,
             *on_labels,
@@ -175,14 +175,16 @@ def _refuse_unknown_shards(
             raise ConfigError(f"--only-shards {name}:{number}: no such shard, only {there}")
 
 
-def _quarantine_lines(files: PlanFiles, config: BuildConfig, build: BuildFile) -> Iterator[bytes]:
+def _quarantine_lines(
+    files: PlanFiles, config: BuildConfig, build: BuildFile, num_units: int
+) -> Iterator[bytes]:
     """The list of the set to which the build appends, but in a dry run; then the rejected samples
     of all units.
     """
     base, output = base_of(files, build.appends), files.output
     if base and base.quarantine.count and output.url == open_storage(config.output).url:
         yield output.read(base.quarantine.path)
-    for summary in read_summaries(files, build.num_units):
+    for summary in read_summaries(files, num_units):
         if any(count.num_rejected for count in summary.splits.values()):
             [table] = tables.read_units(files, [summary.unit])
             for entry in tables.rejected_of(table):

@@ -58,6 +58,15 @@ def open_source(config: BuildConfig) -> Source:
             f"no source {config.source!r}{did_you_mean(config.source, SOURCES)}; there are"
             f" {', '.join(SOURCES)}"
         )
+    refuse_foreign_options(config)
+    # which say themselves what files they take
+    if not config.source.startswith(("cifar", "shardset", "webdataset")):
+        refuse_file(config.input, config.source)
+    return OPENERS[config.source](config)
+
+
+def refuse_foreign_options(config: BuildConfig) -> None:
+    """Raises ConfigError for options that only other sources take."""
     plain = BuildConfig(source=config.source, input=config.input, output=config.output)
     for option, takers in INPUT_OPTIONS.items():
         is_given = getattr(config, option) != getattr(plain, option)
@@ -67,10 +76,6 @@ def open_source(config: BuildConfig) -> Source:
                 f"{flag} has no meaning for {config.source}, only for {' and '.join(takers)}; leave"
                 " it out"
             )
-    # which say themselves what files they take
-    if not config.source.startswith(("cifar", "shardset", "webdataset")):
-        refuse_file(config.input, config.source)
-    return OPENERS[config.source](config)
 
 
 def input_folder(config: BuildConfig) -> Storage | None:

@@ -77,7 +77,8 @@ def test_many_classes_do_not_travel_with_the_plan(tmp_path):
     config = config_of(listing, tmp_path / "out", source="listing", num_shards={"": 1})
     assert len(built(config).classes) == 10_000
     prepared = prepare(config, open_storage(config.output))
-    [plan] = MakePlan(prepared.build).process(None, range(prepared.units.num_units))
+    units = prepared.units.num_units
+    [plan] = MakePlan(prepared.build).process(None, range(units), units)
     assert len(pickle.dumps(plan)) < 2000
     pipeline = beam.Pipeline()
     construct(pipeline, prepared.build, prepared.units.blocks)

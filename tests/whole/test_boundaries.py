@@ -29,7 +29,12 @@ DOORS = {
     "shardset": ["shardset/*", "pipelines/*", "trainer/*"],
     "pipelines": ["pipelines/*"],
     "trainer": ["trainer/*"],
-    "apache_beam": ["pipelines/pipeline.py", "pipelines/build.py", "pipelines/runners/*"],
+    "apache_beam": [
+        "pipelines/pipeline.py",
+        "pipelines/build.py",
+        "pipelines/runners/*",
+        "pipelines/transforms/*",
+    ],
     "jpegio": ["pipelines/images/restart_markers.py"],
     "google.cloud": ["shardset/storage/gcs*.py"],
     "google.auth": ["shardset/storage/gcs*.py"],
@@ -56,7 +61,9 @@ DOORS = {
 
 FLOORS = {
     "shardset": ["errors", "order", "storage", "format", "read", "decode", "stream", "adapters"],
-    "pipelines": ["images", "config", "sources", "plan", "write", "build", "sets", "cli"],
+    "pipelines": [
+        *("images", "config", "sources", "plan", "write", "build", "transforms", "sets", "cli"),
+    ],
     "trainer": [
         "config",
         "run_folder",

@@ -118,7 +118,7 @@ def planned(config: BuildConfig):
         for unit in units_in(made.build.files.output, block):
             index_unit(made.build, unit)
     for _ in range(2):  # a runner may call it again
-        plan = make_plan(made.build)
+        plan = make_plan(made.build, made.build.file.num_units)
     found = tables.read_units(made.build.files, range(plan.num_units))
     return plan, [row for table in found for row in tables.rows_of(table)]
 

@@ -1,0 +1,1 @@
+"""The transforms that other pipelines use: `from pipelines import ReadShards, WriteShards`."""
