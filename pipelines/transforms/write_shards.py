@@ -170,8 +170,13 @@ class RawSamples:
     def raw_sample(self, element: Any) -> RawSample:
         """Raises SourceError for a key, an image, a label or a field of a wrong type."""
         raw, split = self._raw(element)
-        if not isinstance(raw.key, str) or not raw.key:
-            raise SourceError(f"a sample has the key {raw.key!r}, expected text; see shardset.Raw")
+        if self.split_of:
+            split = self.split_of(element)
+        if not raw.key or not (isinstance(raw.key, str) and isinstance(split, str)):
+            raise SourceError(
+                f"a sample has the key {raw.key!r} and the split {split!r}, expected texts; see"
+                " shardset.Raw"
+            )
         if not isinstance(raw.image, bytes | None):
             raise SourceError(
                 f"{raw.key}: its image is of type {type(raw.image).__name__}, expected the bytes of"
@@ -185,7 +190,7 @@ class RawSamples:
         return RawSample(
             name=raw.key,
             key=raw.key,
-            split=self.split_of(element) if self.split_of else split,
+            split=split,
             label=self._label(raw),
             image=image,
             fields=fields,

@@ -180,7 +180,8 @@ def test_a_broken_image_is_in_quarantine_and_too_many_are_an_error(tmp_path):
     [
         (raws([1, 2, 3, 2]), {}, r"several samples have the key 'photo/002'; give each its own"),
         ([("a", b"")], {}, "an element is of type tuple, expected shardset.Raw, or columns"),
-        ([wrong(7, b"")], {}, "a sample has the key 7, expected text"),
+        ([wrong(7, b"")], {}, "a sample has the key 7 and the split 'train', expected"),
+        ([Raw("a")], {"split_of": lambda _: None}, "the key 'a' and the split None, expected"),
         ([wrong("a", "path.jpg")], {}, "a: its image is of type str, expected the bytes"),
         ([Raw("a", None, "cat")], {"classes": ["dog"]}, "its label is 'cat', expected a number"),
         ([Raw("a", None, 0, {"json": {1, 2}})], {}, "a: field json is of type set, expected bytes"),
