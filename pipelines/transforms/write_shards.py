@@ -71,9 +71,9 @@ class WriteShards(beam.PTransform[beam.PCollection[Any], beam.PCollection[str]])
         options: Options of `shardset build`, with underscores: `samples_per_shard=1000`, `seed`,
             `holdout={"test": 0.1}`, `verify`, `resize_shorter`, `overwrite`.
 
-    A pipeline that failed resumes if it has the same `--job_name` and elements. Raises ConfigError
-    where it is applied. A sample that can't be read is put into quarantine; two with one key, or a
-    key, label or field of a wrong type, fail the pipeline with SourceError.
+    A pipeline that failed resumes if it has the same elements, and `--job_name` if there is one.
+    Raises ConfigError where it is applied. A sample that can't be read is put into quarantine; two
+    with one key, or a key, label or field of a wrong type, fail the pipeline with SourceError.
     """
 
     def __init__(
@@ -286,8 +286,8 @@ class WriteUnit(Step):
         old = tables.rows_of(tables.from_bytes(content, tables.UNIT))
         if list(map(_identity, old)) != list(map(_identity, rows)):
             raise ChangedInput(
-                f"{self.build.config.output}: holds an unfinished build of a job of the same name"
-                " with other samples; give this pipeline another --job_name and overwrite=True"
+                f"{self.build.config.output}: a job of the same name began it with other samples;"
+                " give this one another --job_name, and overwrite=True"
             )
 
 

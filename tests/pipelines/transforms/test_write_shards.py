@@ -257,7 +257,7 @@ def test_a_job_of_the_same_name_goes_on_with_its_shards(stopped, expected):
 
 def test_a_job_of_the_same_name_with_other_images_is_refused(stopped):
     others = [raw._replace(image=image_bytes(0, "png")) for raw in raws()]
-    with pytest.raises(ChangedInput, match="with other samples; give this pipeline another"):
+    with pytest.raises(ChangedInput, match="began it with other samples; give this one another"):
         written(stopped, others, *flags_of("nightly"), split_of=split_of)
 
 
