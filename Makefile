@@ -5,6 +5,8 @@ PY := $(VENV)/bin/python
 DATA ?= digits
 EMULATOR := .tools/bin/fake-gcs-server
 EMULATOR_VERSION ?= v1.56.1
+PRISM := .tools/bin/prism
+PRISM_VERSION ?= v2.77.0
 STAMP := $(VENV)/.stamp
 CHECK := import sys; sys.version_info >= (3, 11) or sys.exit(f'{sys.executable} is Python {sys.version.split()[0]}, \
 	expected 3.11 or newer; name one: make PYTHON=python3.11')
@@ -14,7 +16,7 @@ COMPILE := $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode)
 CORE := .venv-core$(addprefix -,$(filter-out python3,$(notdir $(PYTHON))))
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-core demo test test-core check fmt fmt-check lint types unit coverage slow nightly oldest newest emulator azurite flink peers frameworks torch torchtpu flink-up flink-down dataflow docs bench clean
+.PHONY: help env env-core demo test test-core check fmt fmt-check lint types unit coverage slow nightly oldest newest emulator azurite prism flink spark peers frameworks torch torchtpu flink-up flink-down dataflow docs bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -85,7 +87,7 @@ coverage: env  ## how much of each folder the fast tests run
 slow: env emulator  ## the slow suites: kills, damage, strategies, README commands
 	$(PY) -m pytest -q -n auto -m "slow and not nightly"
 
-nightly: env emulator azurite flink peers frameworks torch torchtpu oldest newest  ## Flink, other readers, notebooks, browsers, benchmarks, long waits, TorchTPU, the trainer with the newest torch
+nightly: env emulator azurite prism flink spark peers frameworks torch torchtpu oldest newest  ## Flink, Spark, Prism, other readers, notebooks, browsers, benchmarks, long waits, TorchTPU, the trainer with the newest torch
 	$(PY) -m pytest -q -n auto -m nightly
 	.tools/torch-venv/bin/python -m pytest -q -n auto -m "not slow and not nightly and not gcs" tests/trainer --ignore=tests/trainer/tpu
 
@@ -107,6 +109,14 @@ azurite: .tools/azurite  ## Azure's emulator (needs npm; 190 MB)
 
 flink: env  ## Flink and Beam's runner for it from Maven Central (152 MB, once; needs Java 11 or 17 and Maven)
 	$(PY) -m scripts.flink fetch
+
+spark: env  ## Spark and Beam's runner for it from Maven Central (264 MB, once; needs Java 11 or 17 and Maven)
+	$(PY) -m scripts.spark
+
+prism: $(PRISM)  ## build Prism, Beam's runner in Go (needs Go)
+$(PRISM):
+	mkdir -p .tools/bin
+	GOBIN=$(CURDIR)/.tools/bin go install github.com/apache/beam/sdks/v2/go/cmd/prism@$(PRISM_VERSION)
 
 peers: env  ## other readers and writers (wids, Energon, DALI, MosaicML, ...) for the slow tests (2 GB)
 	$(PY) -m scripts.venvs peers

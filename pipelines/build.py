@@ -167,9 +167,8 @@ def for_each(
     pipeline = beam.Pipeline(options=beam_options)
     _ = (
         pipeline
-        | "List" >> beam.Create(elements)
-        | "Spread" >> beam.Reshuffle()
-        | "Work" >> beam.Map(work)
+        | "Spread the work over workers" >> beam.Create(elements)  # Create itself shuffles
+        | "Do the work" >> beam.Map(work)
     )
     run_to_end(pipeline.run, beam_options, show)
 

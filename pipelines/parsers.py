@@ -44,8 +44,8 @@ examples:
       --target-samples train=1280000 --samples-per-shard train=2000
 
 Flags of Apache Beam (--runner, --project, --region, --temp_location, --direct_num_workers, ...)
-pass through; without --runner the build runs here, on all cores. To resume a build that was
-stopped, give the same command again.
+pass through; without --runner the build runs here, on all cores. --any-runner allows runners that
+no test builds on. To resume a build that was stopped, give the same command again.
 """
 
 ESTIMATE_EPILOG = f"""\

@@ -9,7 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import apache_beam as beam
@@ -17,6 +17,7 @@ import msgspec
 from apache_beam.metrics.metric import Metrics
 from apache_beam.pvalue import AsDict, AsIter, AsSingleton, PBegin
 from apache_beam.typehints import with_input_types, with_output_types
+from apache_beam.utils.shared import Shared
 
 from pipelines.plan import tables
 from pipelines.plan.index import index_unit
@@ -26,7 +27,6 @@ from pipelines.plan.references import Group, Slot, groups_of, write_references
 from pipelines.plan.survey import UnitRef, units_in
 from pipelines.write.commit import commit
 from pipelines.write.shard import write_shard
-from shardset.per_process import PerProcess
 
 Counts = dict[int, int]
 """Samples by label."""
@@ -46,17 +46,15 @@ def construct(
     `blocks` are the units of the survey.
     """
     units = pipeline | "Index the input" >> IndexInput(build, blocks)  # number of each unit
-    plan = pipeline | "Plan the shards" >> PlanShards(build, units, build.file.num_units)
+    plan = units | "Plan the shards" >> PlanShards(build, build.file.num_units)
     if not dry_run:
-        publish(pipeline, build, plan)
+        publish(build, plan)
 
 
-def publish(
-    pipeline: beam.Pipeline, build: Build, plan: beam.PCollection[PlanFile]
-) -> beam.PCollection[str]:
+def publish(build: Build, plan: beam.PCollection[PlanFile]) -> beam.PCollection[str]:
     """Adds the steps after the plan; the one element is the digest of the manifest."""
-    shards = plan | "Write the shards" >> FillShards(build)  # Finished
-    digest: beam.PCollection[str] = pipeline | "Publish the set" >> PublishSet(build, plan, shards)
+    shards = plan | "Write the shards" >> FillShards(build)
+    digest: beam.PCollection[str] = shards | "Publish the set" >> PublishSet(build, plan)
     return digest
 
 
@@ -74,28 +72,27 @@ class IndexInput(beam.PTransform[PBegin, beam.PCollection[int]]):
     def expand(self, begin: PBegin) -> beam.PCollection[int]:
         units: beam.PCollection[int] = (
             begin
-            | "List blocks" >> beam.Create(self.blocks)
-            | "Spread blocks" >> beam.Reshuffle()
-            | "List units" >> beam.ParDo(ListUnits(self.build))
-            | "Spread units" >> beam.Reshuffle()
-            | "Index" >> beam.ParDo(IndexUnit(self.build))
+            | "Spread the blocks over workers" >> beam.Create(self.blocks)  # Create itself shuffles
+            | "List the units of each block" >> beam.ParDo(ListUnits(self.build))
+            | "Spread the units over workers" >> beam.Reshuffle()
+            | "Index each unit" >> beam.ParDo(IndexUnit(self.build))
         )
         return units
 
 
 @dataclass(eq=False, repr=False)
-class PlanShards(beam.PTransform[PBegin, beam.PCollection[PlanFile]]):
+class PlanShards(beam.PTransform[beam.PCollection[int], beam.PCollection[PlanFile]]):
     """Writes the plan once all units are indexed; its one element is the plan without classes."""
 
     build: Build
-    units: beam.PCollection[int]
     num_units: int | AsSingleton
 
-    def expand(self, begin: PBegin) -> beam.PCollection[PlanFile]:
+    def expand(self, units: beam.PCollection[int]) -> beam.PCollection[PlanFile]:
         plan: beam.PCollection[PlanFile] = (
-            begin
-            | "Once all is indexed" >> beam.Create([None])
-            | "Plan" >> beam.ParDo(MakePlan(self.build), AsIter(self.units), self.num_units)
+            units.pipeline
+            | "Begin" >> beam.Create([None])
+            | "Plan once all units are indexed"
+            >> beam.ParDo(MakePlan(self.build), AsIter(units), self.num_units)
         )
         return plan
 
@@ -110,31 +107,31 @@ class FillShards(beam.PTransform[beam.PCollection[PlanFile], beam.PCollection[Fi
         the_plan = AsSingleton(plan)
         shards: beam.PCollection[Finished] = (
             plan
-            | "List groups" >> beam.ParDo(ListGroups(self.build))
-            | "Spread groups" >> beam.Reshuffle()
-            | "Write references" >> beam.ParDo(WriteReferences(self.build), the_plan)
-            | "Spread shards" >> beam.Reshuffle()
-            | "Write shards" >> beam.ParDo(WriteShard(self.build), the_plan)
+            | "List the groups of shards" >> beam.ParDo(ListGroups(self.build))
+            | "Spread the groups over workers" >> beam.Reshuffle()
+            | "Write the references of each group"
+            >> beam.ParDo(WriteReferences(self.build), the_plan)
+            | "Spread the shards over workers" >> beam.Reshuffle()
+            | "Write each shard" >> beam.ParDo(WriteShard(self.build), the_plan)
         )
         return shards
 
 
 @dataclass(eq=False, repr=False)
-class PublishSet(beam.PTransform[PBegin, beam.PCollection[str]]):
+class PublishSet(beam.PTransform[beam.PCollection[Finished], beam.PCollection[str]]):
     """Publishes the manifest once the wanted shards are written, if these are all."""
 
     build: Build
     plan: beam.PCollection[PlanFile]
-    shards: beam.PCollection[Finished]
 
-    def expand(self, begin: PBegin) -> beam.PCollection[str]:
-        records = self.shards | "Records" >> beam.MapTuple(_record)
-        counts = self.shards | "Labels" >> beam.MapTuple(_counts)
-        totals = counts | "Add up" >> beam.CombinePerKey(_sum)
+    def expand(self, shards: beam.PCollection[Finished]) -> beam.PCollection[str]:
+        records = shards | "Take the record of each shard" >> beam.MapTuple(_record)
+        counts = shards | "Take the labels of each shard" >> beam.MapTuple(_counts)
+        totals = counts | "Count the labels of each split" >> beam.CombinePerKey(_sum)
         digest: beam.PCollection[str] = (
-            begin
-            | "Once all is written" >> beam.Create([None])
-            | "Commit"
+            shards.pipeline
+            | "Begin" >> beam.Create([None])
+            | "Publish once all shards are written"
             >> beam.ParDo(
                 Commit(self.build), AsSingleton(self.plan), AsIter(records), AsDict(totals)
             )
@@ -206,11 +203,21 @@ class ListGroups(Step):
 
 @with_input_types(Group)
 @with_output_types(Slot)
+@dataclass(eq=False, repr=False)
 class WriteReferences(Step):
-    """Writes the references of each shard of a group."""
+    """Writes the references of each shard of a group.
+
+    A process gathers one group after the other: it has the memory for one, and a runner may have a
+    dozen threads.
+    """
+
+    shared_lock: Shared = field(default_factory=Shared)
+
+    def setup(self) -> None:
+        self.lock = self.shared_lock.acquire(threading.Lock)
 
     def work(self, group: Group, plan: PlanFile) -> Iterable[Slot]:
-        with _planning(self.build.files.build):
+        with self.lock:
             return write_references(self.build, plan, group)
 
 
@@ -247,14 +254,6 @@ class Commit(Step):
             by_split[split][number] = record
         digest = commit(self.build, plan, by_split, class_totals)
         return [digest] if digest else []
-
-
-@PerProcess
-def _planning(build: str) -> threading.Lock:
-    """Held by the thread that gathers a group of shards: a process has the memory for one, and a
-    runner may have a dozen threads.
-    """
-    return threading.Lock()
 
 
 def count_indexed(num_samples: int, num_rejected: int) -> None:

@@ -17,39 +17,24 @@ import sys
 import time
 import urllib.error
 import urllib.request
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parent.parent
+from scripts import job_server
+from scripts.job_server import REPOSITORY, RUNNER_VERSION
+
 FOLDER = REPOSITORY / ".tools" / "flink"
 FLINK_VERSION = "1.19"
-RUNNER_VERSION = "2.62.0"
-"""Of Beam's Flink runner: the portable protocol holds across versions of Beam, so it need not be
-the Python one's.
-"""
 JOB_SERVER = f"job-server-{FLINK_VERSION}-{RUNNER_VERSION}.jar"
 
-_COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
-_POM = f"""\
-<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>local</groupId><artifactId>flink</artifactId><version>1</version>
-  <dependencies>
-    <dependency>
-      <groupId>org.apache.beam</groupId><artifactId>beam-runners-flink-{FLINK_VERSION}</artifactId>
-      <version>{RUNNER_VERSION}</version>
-    </dependency>
-    <dependency>
-      <groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.30</version>
-    </dependency>
-  </dependencies>
-</project>
-"""
 _JOB_MANAGER = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
 _TASK_MANAGER = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
 _JOB_SERVER = "org.apache.beam.runners.flink.FlinkJobServerDriver"
+_ARTIFACTS = [
+    f"org.apache.beam:beam-runners-flink-{FLINK_VERSION}:{RUNNER_VERSION}",
+    "org.slf4j:slf4j-simple:1.7.30",
+]
 # Flink reaches into these by reflection; its own start scripts open them too.
 _OPENED = (
     "java.lang",
@@ -90,60 +75,14 @@ heartbeat.timeout: 10000
 
 
 class FlinkError(Exception):
-    """The cluster can't be fetched or started; says what to do."""
+    """The cluster can't be started or stopped; says what to do."""
 
 
 def fetch(folder: Path = FOLDER) -> Path:
     """Flink and Beam's runner for it from Maven Central (152 MB, once), as one job server jar;
     returns that jar.
     """
-    jar = folder / JOB_SERVER
-    if jar.exists():
-        return jar
-    for tool in ("java", "mvn"):
-        _need(tool)
-    shutil.rmtree(folder / "jars", ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "pom.xml").write_text(_POM)
-    goal = ["mvn", "-B", "-ntp", "-q", "-f", str(folder / "pom.xml"), _COPY]
-    _run([*goal, f"-DoutputDirectory={folder / 'jars'}", "-DincludeScope=runtime"])
-    _write_launcher(jar, sorted((folder / "jars").glob("*.jar")))
-    return jar
-
-
-def _need(tool: str) -> None:
-    if shutil.which(tool) is None:
-        raise FlinkError(
-            f"{tool} is not on the PATH; on Debian: apt-get install openjdk-17-jre-headless maven"
-        )
-
-
-def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise FlinkError(
-            f"{command[0]} failed: {(done.stdout + done.stderr).strip()[:2000]}; check the network"
-        )
-
-
-def _write_launcher(path: Path, jars: Sequence[Path]) -> None:
-    """A jar that only names its main class and the jars beside it: what `java -jar` needs.
-
-    Appears whole or not.
-    """
-    names = " ".join(f"jars/{jar.name}" for jar in jars)
-    lines = ["Manifest-Version: 1.0", f"Main-Class: {_JOB_SERVER}", f"Class-Path: {names}"]
-    part = path.with_suffix(".part")
-    with zipfile.ZipFile(part, "w") as jar:
-        jar.writestr("META-INF/MANIFEST.MF", "".join(map(_manifest_line, lines)))
-    part.replace(path)
-
-
-def _manifest_line(line: str) -> str:
-    """A line of a jar's manifest, which may not be longer than 72 bytes: what follows begins with a
-    space.
-    """
-    return "\r\n ".join([line[:70], *(line[i : i + 69] for i in range(70, len(line), 69))]) + "\r\n"
+    return job_server.fetch(folder / JOB_SERVER, _JOB_SERVER, _ARTIFACTS)
 
 
 @dataclass
@@ -352,8 +291,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     try:
         verbs[args.verb]()
-    except FlinkError as error:
-        print(f"FlinkError: {error}", file=sys.stderr)
+    except (FlinkError, job_server.FetchError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0
 

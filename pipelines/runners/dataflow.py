@@ -28,6 +28,11 @@ HARNESS_THREADS = 4
 own number is 12 or more, and each holds a unit of input (40 MiB), or a shard that it writes.
 """
 
+MIN_RAM = "4GB"
+"""What a worker needs, unless --resource_hints says otherwise: the largest group of references is
+2.6 GB. The hint is for all steps: one for a single step would give that its own workers.
+"""
+
 _BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])(/.*)?")
 
 
@@ -86,12 +91,14 @@ def check(
         _check_location(flags, bucket, region, locate)
 
 
-def set_threads(options: PipelineOptions) -> None:
-    """Limits the threads of a worker process unless a number is given."""
-    debug = options.view_as(DebugOptions)
+def set_workers(options: PipelineOptions) -> None:
+    """Sets the threads and the memory of a worker unless they are given."""
+    debug, standard = options.view_as(DebugOptions), options.view_as(StandardOptions)
     debug.number_of_worker_harness_threads = (
         debug.number_of_worker_harness_threads or HARNESS_THREADS
     )
+    if not options.view_as(GoogleCloudOptions).flexrs_goal:  # which accepts no hints
+        standard.resource_hints = standard.resource_hints or [f"min_ram={MIN_RAM}"]
 
 
 def started(options: PipelineOptions, result: Any) -> str:

@@ -116,29 +116,28 @@ class WriteShards(beam.PTransform[beam.PCollection[Any], beam.PCollection[str]])
         build = prepare_from(source, config, output).build
         spooled = (
             samples
-            | "Leave windows" >> beam.WindowInto(GlobalWindows())
-            | "Name fields" >> beam.Map(self._of_element.raw_sample)
-            | "Spool images" >> beam.ParDo(SpoolImages(build))
+            | "Leave the windows" >> beam.WindowInto(GlobalWindows())
+            | "Take the parts of each element" >> beam.Map(self._of_element.raw_sample)
+            | "Examine and spool each image" >> beam.ParDo(SpoolImages(build))
         )
         num_units = AsSingleton(
             spooled
-            | "Count samples" >> beam.combiners.Count.Globally()
-            | "Count units" >> beam.Map(_units_for)
+            | "Count the samples" >> beam.combiners.Count.Globally()
+            | "Count the units" >> beam.Map(_units_for)
         )
-        by_unit = spooled | "Choose units" >> beam.Map(_with_unit, num_units)
+        by_unit = spooled | "Choose the unit of each sample" >> beam.Map(_with_unit, num_units)
         all_units = (
             samples.pipeline
-            | "Once all is counted" >> beam.Create([None])
-            | "List units" >> beam.FlatMap(_empty_units, num_units)
+            | "Begin" >> beam.Create([None])
+            | "List all units" >> beam.FlatMap(_empty_units, num_units)
         )
         units = (
             (by_unit, all_units)
-            | "With empty units" >> beam.Flatten()
-            | "Bring units together" >> beam.GroupByKey()
-            | "Write units" >> beam.ParDo(WriteUnit(build))
+            | "Add units without samples" >> beam.Flatten()
+            | "Bring the samples of each unit together" >> beam.GroupByKey()
+            | "Write each unit" >> beam.ParDo(WriteUnit(build))
         )
-        plan = samples.pipeline | "Plan the shards" >> PlanShards(build, units, num_units)
-        return publish(samples.pipeline, build, plan)
+        return publish(build, units | "Plan the shards" >> PlanShards(build, num_units))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 import json
 import pickle
 from dataclasses import replace
-from pathlib import Path
 
 import apache_beam as beam
 import numpy as np
@@ -25,28 +24,31 @@ from pipelines.runners import beam_options
 from shardset.errors import SourceError
 from shardset.read.indexes import read_index
 from shardset.storage.open import open_storage
+from tests.makers import runners
 from tests.makers.built import HERE, add, built, config_of
 from tests.makers.folders import write_class_folders, write_images, write_jsonl
 from tests.makers.images import image_bytes
 from tests.makers.stored import files_of, samples_of
 from tests.makers.tars import tar_bytes
 
-PRISM = Path(".tools/bin/prism").absolute()
-MULTI = "--direct_running_mode=multi_processing --direct_num_workers"
+MULTI = "--direct_running_mode=multi_processing"
 RUNNERS = [
     *(
-        pytest.param(words, marks=pytest.mark.slow)
-        for words in (
-            f"{MULTI}=1",
-            f"{MULTI}=2",
-            "--runner=DirectRunner --direct_running_mode=in_memory",
-            "--runner=BundleBasedDirectRunner",
-            "--runner=PortableRunner --job_endpoint=embed --environment_type=LOOPBACK",
+        pytest.param(flags, marks=pytest.mark.slow, id=" ".join(flags))
+        for flags in (
+            (MULTI, "--direct_num_workers=1"),
+            (MULTI, "--direct_num_workers=2"),
+            ("--runner=DirectRunner", "--direct_running_mode=in_memory"),
+            ("--runner=BundleBasedDirectRunner",),
+            (
+                *("--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK"),
+                "--any-runner",
+            ),
         )
     ),
-    pytest.param(
-        f"--runner=PrismRunner --prism_location={PRISM}",
-        marks=[pytest.mark.nightly, pytest.mark.skipif(not PRISM.exists(), reason=f"no {PRISM}")],
+    *(
+        pytest.param(flags, marks=pytest.mark.nightly, id=flags[0])
+        for flags in (runners.PRISM, runners.FLINK, runners.SPARK)
     ),
 ]
 
@@ -124,10 +126,14 @@ def test_labels_that_are_ids_are_refused_and_holes_are_told(tmp_path, make):
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_every_runner_writes_the_same_bytes(raw, tmp_path, runner):
-    build(config_of(raw, tmp_path / "expected"), HERE)
-    build(config_of(raw, tmp_path / "found"), runner.split())
+def test_every_runner_writes_the_same_bytes_and_counts_them(raw, tmp_path, runner):
+    expected = build(config_of(raw, tmp_path / "expected"), HERE)
+    found = build(config_of(raw, tmp_path / "found"), runner)
     assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
+    assert found.counters == expected.counters
+    splits = found.published.splits.values()
+    assert found.counters["shards_written"] == sum(split.num_shards for split in splits)
+    assert found.counters["samples_written"] == sum(split.num_samples for split in splits)
 
 
 def test_counters_are_ours_summed_over_steps_and_known_on_a_runner_that_commits_none():

@@ -212,7 +212,7 @@ def test_a_job_server_that_is_not_there_is_said_before_anything_is_written(raw, 
     with pytest.raises(ConfigError, match=f"--job_endpoint {endpoint}: no server answers there"):
         build(
             config_of(raw, tmp_path / "out"),
-            ["--runner=PortableRunner", f"--job_endpoint={endpoint}"],
+            ["--runner=SparkRunner", f"--job_endpoint={endpoint}"],
         )
     assert not (tmp_path / "out").exists()
 
@@ -222,7 +222,7 @@ def test_a_job_server_that_is_not_there_is_said_before_anything_is_written(raw, 
     [
         (["--runner=DataflowRunner", "--job_name=build_train"], "Invalid job_name .build_train."),
         (
-            ["--runner=PortableRunner", "--environment_type=EXTERNAL"],
+            ["--runner=FlinkRunner", "--environment_type=EXTERNAL"],
             "external_service_address is required",
         ),
     ],

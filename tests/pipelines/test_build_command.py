@@ -1,6 +1,8 @@
 """The command line of the build: what it prints, and what it refuses."""
 
 import re
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -135,9 +137,16 @@ def test_names_are_printed_as_they_are(tmp_path):
         ),
         *[
             (["--runner", name], f"--runner {name}: was never tested; use one of FnApiRunner, ")
-            for name in ("FlnkRunner", "dask", "apache_beam.runners.dask.dask_runner.DaskRunner")
+            for name in (
+                *("FlnkRunner", "dask", "apache_beam.runners.dask.dask_runner.DaskRunner"),
+                *("InteractiveRunner", "PortableRunner"),
+            )
         ],
-        (["--runner=InteractiveRunner"], "--runner InteractiveRunner: was never tested; use one"),
+        (["--runner=PortableRunner"], "or add --any-runner"),
+        (
+            ["--any-runner", "--runner=FlnkRunner"],
+            "--runner FlnkRunner: Unexpected pipeline runner",
+        ),
         (["--runner=PrismRunner", "--prism_location=/nowhere"], "--runner PrismRunner: Unable to"),
     ],
 )
@@ -171,6 +180,10 @@ def test_prism_that_can_not_be_downloaded_is_said_before_anything_is_written(
     text = said("build", *words, "--runner=PrismRunner", code=2)
     assert re.match("ConfigError: --runner PrismRunner: .*; leave it out to build here$", text)
     assert not (tmp_path / "out").exists()
+    with socket.create_server(("127.0.0.1", 0)) as running:  # of which none is downloaded
+        endpoint = f"--job_endpoint=127.0.0.1:{running.getsockname()[1]}"
+        shutil.rmtree(raw)
+        assert "SourceError" in said("build", *words, "--runner=PrismRunner", endpoint, code=1)
 
 
 def test_what_a_flag_says_of_several_splits_may_be_given_one_at_a_time(tmp_path):

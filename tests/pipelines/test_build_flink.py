@@ -91,8 +91,9 @@ def wait_for_a_finished_shard(output: Path, process: subprocess.Popen[str]) -> N
 def test_flink_writes_the_bytes_of_the_local_runner_on_both_machines(
     cluster, raw, expected, tmp_path
 ):
-    finish(start_build(cluster, raw, tmp_path / "out"))
+    counters = finish(start_build(cluster, raw, tmp_path / "out"))["counters"]
     assert files_of(tmp_path / "out") == expected
+    assert (counters["shards_written"], counters["samples_written"]) == (NUM_SHARDS + 4, 240)
     for machine in (1, 2):
         assert "Starting worker" in (cluster.folder / "log" / f"workers-{machine}").read_text()
 

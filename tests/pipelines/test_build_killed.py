@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import threading
+import time
 
 import pytest
 
@@ -17,6 +18,7 @@ from shardset.errors import ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.storage.open import open_storage
+from tests.makers import runners
 from tests.makers.folders import write_class_folders
 from tests.makers.lives import Life, finish, wait_for_objects
 from tests.makers.stored import files_of
@@ -124,6 +126,26 @@ def test_a_build_killed_on_disk_is_absent_or_whole_and_a_rerun_completes_it(
 ):
     check_a_killed_build(raw, undisturbed, tmp_path / "out", seed, tmp_path / "log")
     assert not [path for path in (tmp_path / "out").rglob("*") if path.name.startswith(".")]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("flags", [runners.PRISM, runners.SPARK], ids=["prism", "spark"])
+def test_a_build_killed_on_another_runner_is_completed_by_a_rerun(
+    raw, undisturbed, tmp_path, flags
+):
+    output, log = tmp_path / "out", tmp_path / "log"
+    words = ["--source", "folder", "--input", raw, "--output", output]
+    words += ["--num-shards", NUM_SHARDS, *flags]
+    with Life(words, log) as life:
+        while not names_below(output, paths.RECORDS) and life.process.poll() is None:
+            time.sleep(0.005)
+        assert life.kill("everything", random.Random(0)), log.read_text()
+    recorded = names_below(output, paths.RECORDS)
+    assert not whole(output)
+    counters = finish(words, log)
+    assert counters["shards_skipped"] == len(recorded) > 0
+    assert counters["shards_written"] == 2 * NUM_SHARDS - len(recorded)
+    assert files_of(output) == files_of(undisturbed)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import tempfile
 
 import apache_beam as beam
 import pytest
+from apache_beam.internal import cloudpickle_pickler
 from apache_beam.pipeline import PipelineVisitor
 
 from pipelines.config import BuildConfig
@@ -14,7 +15,14 @@ from pipelines.plan.survey import write_units
 from pipelines.sources.folder import Folder
 from shardset.storage.memory import MemoryStorage
 
-OURS = {"Index", "Plan", "Write references", "Write shards", "Commit"}
+PLAN, PUBLISH = "Plan once all units are indexed", "Publish once all shards are written"
+OURS = {
+    "Index each unit",
+    PLAN,
+    "Write the references of each group",
+    "Write each shard",
+    PUBLISH,
+}
 JOB_LIMIT_BYTES = 20 * 2**20
 """Dataflow refuses a larger job."""
 
@@ -82,15 +90,20 @@ def test_every_step_of_ours_is_in_the_pipeline(steps):
     assert set(steps) == OURS
 
 
-@pytest.mark.parametrize("name", sorted(OURS - {"Plan", "Commit"}))
+@pytest.mark.parametrize("name", sorted(OURS - {PLAN, PUBLISH}))
 def test_a_shuffle_between_two_steps_frees_each_from_the_workers_of_the_one_before(steps, name):
     assert what_feeds(steps[name]) == "GroupByKey"
 
 
-@pytest.mark.parametrize("name", ["Plan", "Commit"])
+@pytest.mark.parametrize("name", [PLAN, PUBLISH])
 def test_the_two_barriers_take_what_is_before_them_as_a_side_input(steps, name):
     assert what_feeds(steps[name]) == "Impulse"
-    assert len(steps[name].side_inputs) == {"Plan": 1, "Commit": 3}[name]
+    assert len(steps[name].side_inputs) == {PLAN: 1, PUBLISH: 3}[name]
+
+
+def test_no_step_needs_the_main_session_of_the_launcher(steps):
+    for step in steps.values():
+        assert b"__main__" not in cloudpickle_pickler.dumps(step.transform.fn, use_zlib=False)
 
 
 @pytest.mark.slow

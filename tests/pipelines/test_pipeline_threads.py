@@ -2,6 +2,7 @@
 the other, in the memory of one.
 """
 
+import pickle
 import threading
 import time
 import uuid
@@ -50,11 +51,15 @@ def test_the_threads_of_a_process_plan_one_group_at_a_time(planned):
         time.sleep(0.001)
 
     door = told(planned.files.output, uuid.uuid4().hex, note)
-    step = WriteReferences(replace(planned, files=PlanFiles(door, planned.files.build)))
+    sent = pickle.dumps(
+        WriteReferences(replace(planned, files=PlanFiles(door, planned.files.build)))
+    )
     plan = planned.files.read_record(paths.PLAN, PlanFile)
     begin, written = threading.Barrier(NUM_THREADS), []
 
     def work():
+        step = pickle.loads(sent)
+        step.setup()
         begin.wait()
         written.append([*step.process(("train", 0), plan)])
 

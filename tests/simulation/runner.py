@@ -18,8 +18,10 @@ from apache_beam.pipeline import AppliedPTransform, PipelineVisitor
 from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineState
 from apache_beam.transforms import core, userstate
 from apache_beam.transforms.util import Reshuffle
+from apache_beam.utils.shared import Shared
 from apache_beam.utils.windowed_value import WindowedValue
 
+from shardset.per_process import PerProcess
 from tests.simulation.baton import Baton, Process, Task, baton
 
 ATTEMPTS = 4
@@ -51,7 +53,7 @@ class SimRunner(PipelineRunner):
 @contextmanager
 def quick_beam() -> Iterator[None]:
     """A block in which Beam builds pipelines at a tenth of the cost: nothing is expanded that this
-    runner knows.
+    runner knows. What it shares in a process is shared in one of the simulation.
     """
     real, views = PipelineOptions.view_as, {}
 
@@ -64,12 +66,21 @@ def quick_beam() -> Iterator[None]:
 
     with ExitStack() as exits:
         exits.enter_context(patch.object(PipelineOptions, "view_as", view_as))
+        exits.enter_context(
+            patch.object(Shared, "acquire", lambda shared, make: _shared(shared._key, make))
+        )
         exits.enter_context(patch.object(userstate, "get_dofn_specs", lambda step: (set(), set())))
         for known in (Reshuffle, core.GroupByKey, core.CombinePerKey):
             exits.enter_context(
                 patch.object(known, "expand", lambda self, values: pvalue.PCollection.from_(values))
             )
         yield
+
+
+@PerProcess
+def _shared(key: str, make: Callable[[], object]) -> object:
+    """What the copies of a Shared have in one process."""
+    return make()
 
 
 class _Result(PipelineResult):

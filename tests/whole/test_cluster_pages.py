@@ -4,14 +4,15 @@ targets are there.
 
 import re
 import shlex
-import socket
 from pathlib import Path
 
 import pytest
 
 from pipelines.cli import main
-from scripts import flink
-from tests.makers.documented import REPOSITORY, commands_of, run
+from pipelines.runners import beam_options
+from scripts import flink, job_server, spark
+from shardset.format import naming
+from tests.makers.documented import REPOSITORY, commands_of, run, write_inputs
 
 CLUSTERS = commands_of("docs/how-to/clusters.md")
 PAGES = ["docs/how-to/clusters.md", "docs/dev/builds.md"]
@@ -70,16 +71,47 @@ def test_the_target_spells_the_command_of_the_page_and_an_image_replaces_the_set
     assert words[-3:] == ["--holdout", "test=0.1", "--max_num_workers=20"]
 
 
-FLINK, SPARK = [line for line in CLUSTERS if "job" in line and line not in DATAFLOW]
+FLINK, SPARK, PRISM = [line for line in CLUSTERS if "--runner=" in line and line not in DATAFLOW]
 
 
-@pytest.mark.parametrize("command", [FLINK, SPARK])
+@pytest.mark.parametrize("command", [FLINK, SPARK, PRISM])
 def test_a_command_for_a_cluster_is_taken_up_to_its_input(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # where there are no photos
-    with socket.create_server(("127.0.0.1", 0)) as job_server:
-        endpoint = f"localhost:{job_server.getsockname()[1]}"
-        assert main(words_after_build(command.replace("localhost:8099", endpoint))) == 1
+    prism = tmp_path / ".tools" / "bin" / "prism"
+    prism.parent.mkdir(parents=True)
+    prism.touch()
+    assert main(words_after_build(command)) == 1
     assert f"SourceError: {tmp_path}/photos" in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("command", [SPARK, PRISM])
+def test_a_command_for_a_runner_that_starts_by_itself_builds_the_set(
+    command, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(write_inputs(tmp_path))
+    (tmp_path / ".tools").symlink_to(REPOSITORY / ".tools")
+    assert main(words_after_build(command)) == 0
+    assert (tmp_path / "shards" / naming.MANIFEST).exists()
+
+
+def test_the_page_names_the_versions_that_are_fetched():
+    page = (REPOSITORY / "docs/how-to/clusters.md").read_text()
+    makefile = (REPOSITORY / "Makefile").read_text()
+    assert f"--spark_job_server_jar=.tools/spark/{spark.JOB_SERVER} " in SPARK
+    assert f"| Spark {spark.SPARK_VERSION}, Beam's runner {job_server.RUNNER_VERSION} |" in page
+    assert f"| Flink {flink.FLINK_VERSION}.0, Beam's runner {job_server.RUNNER_VERSION} |" in page
+    assert "PRISM_VERSION ?= v2.77.0\n" in makefile
+    assert "| Prism 2.77.0 |" in page
+    for runner in beam_options.TESTED:
+        assert f"`{runner}`" in page
+
+
+@pytest.mark.parametrize("target", ["spark", "prism"])
+def test_a_runner_is_fetched_by_make(target, tmp_path):
+    assert f"make {target}" in CLUSTERS
+    arguments = ["--always-make", f"PRISM={tmp_path}/prism"]
+    assert target in of_make(shlex.join(["make", target, *arguments]), tmp_path)
 
 
 def test_the_page_gives_the_flags_that_the_cluster_prints():

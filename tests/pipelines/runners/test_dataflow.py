@@ -12,7 +12,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions
+from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions, StandardOptions
+from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 
 from pipelines.build import build
@@ -69,6 +70,20 @@ def test_the_threads_of_a_worker_process_are_few_unless_a_number_is_given(given,
     flags = [f"--{name}={value}" for name, value in GOOD.items()]
     found = beam_options.beam_options([*flags, *given], MemoryStorage("nothing"))
     assert found.view_as(DebugOptions).number_of_worker_harness_threads == threads
+
+
+@pytest.mark.parametrize(
+    ("given", "hints"),
+    [
+        ([], ["min_ram=4GB"]),
+        (["--resource_hints=min_ram=9GB"], ["min_ram=9GB"]),
+        (["--flexrs_goal=COST_OPTIMIZED"], []),
+    ],
+)
+def test_the_memory_of_a_worker_holds_a_group_of_references_unless_hints_are_given(given, hints):
+    flags = [f"--{name}={value}" for name, value in GOOD.items()]
+    found = beam_options.beam_options([*flags, *given], MemoryStorage("nothing"))
+    assert found.view_as(StandardOptions).resource_hints == hints
 
 
 def test_dataflow_is_recognised_however_it_is_spelled():
@@ -331,15 +346,21 @@ def check_package(location: str) -> None:
 def check_steps(url: str) -> None:
     """The staged pipeline has the steps that the design names."""
     pipeline = beam_runner_api_pb2.Pipeline.FromString(staged_bytes(url))
-    steps = {each.unique_name for each in pipeline.components.transforms.values()}
+    transforms = pipeline.components.transforms.values()
+    steps = {each.unique_name for each in transforms}
     assert {
-        "Index the input/List units",
-        "Index the input/Index",
-        "Plan the shards/Plan",
-        "Write the shards/Write references",
-        "Write the shards/Write shards",
-        "Publish the set/Commit",
+        "Index the input/List the units of each block",
+        "Index the input/Index each unit",
+        "Plan the shards/Plan once all units are indexed",
+        "Write the shards/Write the references of each group",
+        "Write the shards/Write each shard",
+        "Publish the set/Publish once all shards are written",
     } <= steps
+    # all with one environment: a second one would have its own workers
+    (name,) = {each.environment_id for each in transforms} - {""}
+    assert common_urns.resource_hints.MIN_RAM_BYTES.urn in (
+        pipeline.components.environments[name].resource_hints
+    )
 
 
 def published(dataflows: FakeDataflow, raw: str, tmp_path: Path) -> None:
