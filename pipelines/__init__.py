@@ -7,11 +7,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pipelines.transforms.read_shards import ReadShards, StoredRow
     from pipelines.transforms.write_shards import WriteShards
 
-__all__ = ["WriteShards"]
+__all__ = ["ReadShards", "StoredRow", "WriteShards"]
 
-_MODULES = {"WriteShards": "write_shards"}
+_MODULES = {
+    "ReadShards": "read_shards",
+    "StoredRow": "read_shards",
+    "WriteShards": "write_shards",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
+import pipelines
 import shardset
 from shardset.errors import ShardsetError
 
@@ -25,15 +26,15 @@ NO_MEMBERS = FULL_PATH + "      members: false\n"
 API_HEAD = """\
 # Python API
 
-**What is public.** The names on this page: `shardset.NAME`, the modules of `shardset.adapters`,
-`shardset.testing.StorageTests` and the errors of `shardset.errors`, with the parameters, attributes
-and methods that are listed here.
+**What is public.** The names on this page: `shardset.NAME`, `pipelines.NAME`, the modules of
+`shardset.adapters`, `shardset.testing.StorageTests` and the errors of `shardset.errors`, with the
+parameters, attributes and methods that are listed here.
 
 **What may change.** Until version 1.0, any version may rename, remove or redefine a public name.
 The [change log](../changelog.md) then says so and names the replacement. New names, and options
 with a default, may come at any time. The text of a message may change. Everything else,
-including the modules of `pipelines` and `trainer`, is internal and changes without notice. The
-[format on disk](format.md) and the [order of an epoch](../explanation/order.md) have separate
+including the other modules of `pipelines` and `trainer`, is internal and changes without notice.
+The [format on disk](format.md) and the [order of an epoch](../explanation/order.md) have separate
 version numbers. A stream refuses a state that was saved with another order.
 
 `pip install 'shardset[read]'` brings the decoders that `Stream` needs. `import shardset` imports
@@ -55,6 +56,10 @@ def api_page() -> str:
         text += "".join(
             f"::: shardset.{home_of(name)}{name}\n\n" for name in names if name in public
         )
+    text += "\n## Beam pipelines\n\n"
+    text += "".join(
+        f"::: {getattr(pipelines, name).__module__}.{name}\n\n" for name in pipelines.__all__
+    )
     modules = sorted(path.stem for path in (REPOSITORY / "shardset/adapters").glob("[a-z]*.py"))
     text += "\n## Adapters\n\n"
     text += "".join(f"::: shardset.adapters.{name}\n{FULL_PATH}\n" for name in modules)

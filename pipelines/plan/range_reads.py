@@ -12,11 +12,10 @@ from shardset.checksum import extend_crc32c
 from shardset.errors import ChangedInput, NotFound, PreconditionFailed
 from shardset.per_process import PerProcess
 from shardset.storage.base import Storage
-from shardset.storage.many import Threads, in_order
+from shardset.storage.many import MAX_READ, Threads, coalesce, in_order
 from shardset.storage.open import is_absolute, open_file
 
 MAX_GAP = 4096
-MAX_READ = 8 * 2**20
 
 SPOOLED = "spool:///"
 """The prefix of a plan file's name in an extent of spooled bytes.
@@ -38,25 +37,6 @@ def fetch(
     at_once = max(source.reads_at_once, output.reads_at_once)
     read = partial(_read_group, source=source, output=output)
     return in_order(at_once, groups, read, shared=_threads(at_once) if at_once > 1 else None)
-
-
-def coalesce(ranges: Sequence[tuple[int, int]], *, max_gap: int, max_bytes: int) -> Iterator[slice]:
-    """Slices of `ranges`, one per request.
-
-    `ranges` are half-open (start, stop), ascending by start. Neighbours share a request if they are
-    at most `max_gap` bytes apart and the request stays within `max_bytes`; a longer range is a
-    separate request.
-    """
-    first, end = 0, 0
-    for number, (start, stop) in enumerate(ranges):
-        if number > first and (
-            start - end > max_gap or max(end, stop) - ranges[first][0] > max_bytes
-        ):
-            yield slice(first, number)
-            first, end = number, start
-        end = max(end, stop)
-    if ranges:
-        yield slice(first, len(ranges))
 
 
 @PerProcess

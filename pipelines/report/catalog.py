@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.check.problems import Problem, problem_of
-from pipelines.plan.range_reads import coalesce
 from pipelines.report.alike import equal_images
 from shardset.checksum import crc32c_of
 from shardset.errors import REPAIR, DamagedShard, StorageError, UndecodableImage
@@ -22,12 +21,11 @@ from shardset.program import count
 from shardset.read.addresses import columns_of
 from shardset.read.query import samples_of_shard
 from shardset.storage.base import Storage
-from shardset.storage.many import OBJECTS_AT_ONCE, in_order
+from shardset.storage.many import MAX_READ, OBJECTS_AT_ONCE, coalesce, in_order
 
 T = TypeVar("T")
 
 MAX_GAP = 64 * 1024
-MAX_READ = 8 * 2**20
 
 MAX_SAMPLES = 4_000_000
 """Limit of one catalog, to bound memory: of a larger set, only every second, third, ... shard is

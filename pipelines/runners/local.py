@@ -106,7 +106,8 @@ def local_workers() -> Iterator[None]:
     """
     group = WorkerGroup()
     # Beam chooses its handlers of workers by this registration; an option to choose is not there.
-    WorkerHandler.register_environment(python_urns.SUBPROCESS_SDK, bytes)(partial(_Worker, group))
+    urn = python_urns.SUBPROCESS_SDK
+    WorkerHandler.register_environment(urn, bytes)(partial(_Worker, group))
     try:
         yield
     except RuntimeError as error:  # Beam may notice the closed connection before we notice the exit
@@ -116,6 +117,8 @@ def local_workers() -> Iterator[None]:
         raise ShardsetError(group.record_exit(code)) from error
     finally:
         group.end()
+        # for pipelines of others in this process
+        WorkerHandler.register_environment(urn, bytes)(SubprocessSdkWorkerHandler)
 
 
 class _Worker(SubprocessSdkWorkerHandler):

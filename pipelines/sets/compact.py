@@ -36,11 +36,9 @@ from shardset.format.tar import StoredSample
 from shardset.format.write import class_counts, write_shard, write_table
 from shardset.program import count
 from shardset.read.indexes import read_index
+from shardset.read.query import contents_of
 from shardset.storage.base import ABSENT, Storage
-from shardset.storage.checked import read_object
 from shardset.storage.many import SHARDS_AT_ONCE, in_order
-
-"""Shards that are written at the same time; each takes the memory of two."""
 
 NOT_REACHED = (
     "not reached: object versions, soft-deleted objects and backups of the storage; copies of the "
@@ -231,10 +229,10 @@ def _rewrite(storage: Storage, shard: Shard, dropped: np.ndarray, path: str) -> 
     """The shard without the dropped keys, which it writes to `path`."""
     index = read_index(storage, shard)
     kept = index.filter(~np.isin(keys_of(index), dropped))
-    advice = "restore the shard, or build it again, before samples are dropped"
-    tar = memoryview(read_object(storage, shard.path, shard.num_bytes, shard.crc32c, advice))
     create = partial(storage.writer, if_generation=ABSENT)
-    written, _ = write_shard(path, _samples_of(tar, kept), fields_of(kept.column_names), create)
+    written, _ = write_shard(
+        path, _samples_of(storage, shard, kept), fields_of(kept.column_names), create
+    )
     # for `repair`
     if file := plan_files.find(storage, paths.references_path(shard.path)):
         references = tables.from_bytes(file.content, tables.REFERENCE)
@@ -245,23 +243,12 @@ def _rewrite(storage: Storage, shard: Shard, dropped: np.ndarray, path: str) -> 
     return written.shard
 
 
-def _samples_of(tar: memoryview, index: pa.Table) -> Iterator[StoredSample]:
-    """The samples of some rows, whose fields are in the order of the tar."""
-    fields = fields_of(index.column_names)
-    for row, origin in zip(index.to_pylist(), origins_of(index), strict=True):
-        stored = sorted(
-            (row[f"{field}.offset"], field, row[f"{field}.bytes"])
-            for field in fields
-            if row[f"{field}.offset"]
-        )
-        yield StoredSample(
-            key=row["key"],
-            fields=[(field, tar[start : start + size]) for start, field, size in stored],
-            label=row["label"],
-            serial=row["serial"],
-            copy=row["copy"],
-            origin=origin,
-        )
+def _samples_of(storage: Storage, shard: Shard, rows: pa.Table) -> Iterator[StoredSample]:
+    """The samples of some rows of the index of a shard."""
+    contents = contents_of(storage, shard, rows)
+    for row, origin, fields in zip(rows.to_pylist(), origins_of(rows), contents, strict=True):
+        facts = {name: row[name] for name in ("key", "label", "serial", "copy")}
+        yield StoredSample(fields=fields, origin=origin, **facts)
 
 
 def _groups(

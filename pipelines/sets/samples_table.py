@@ -14,10 +14,8 @@ from shardset.format.manifest import LoadedSet, Shard
 from shardset.format.naming import COLUMNS_FOLDER, MANIFEST, is_field
 from shardset.format.rows import FACTS, first_images, numbers, ranges_of
 from shardset.prepared import JSON_ERRORS
-from shardset.read.indexes import read_index
-from shardset.read.query import samples_of_shard
+from shardset.read.query import samples_of_shard, values_of
 from shardset.storage.base import stat_or_none
-from shardset.storage.checked import read_object
 from shardset.storage.many import in_order
 
 
@@ -61,7 +59,7 @@ def _rows(
         "class": pa.array([class_name(label) or None for label in labels], pa.string()),
         "bytes": first_images(index)[1],
         **{name: index[name] for name in facts},
-        **{column.name: _values(column, number, len(index)) for column in columns},
+        **{column.name: _values(column, number, index) for column in columns},
     }
     if with_json:
         shard = loaded.manifest.split(split).shards[number]
@@ -69,11 +67,10 @@ def _rows(
     return pa.table(arrays)
 
 
-def _values(column: StoredColumn, number: int, num_samples: int) -> pa.Array:
+def _values(column: StoredColumn, number: int, index: pa.Table) -> pa.Array:
     """The values of a shard, null for samples without one: numbers, lists, texts or bytes."""
-    contents: list[bytes | None] = [None] * num_samples
-    if number < column.split.num_shards:
-        contents = _contents(column, column.split.shards[number])
+    positions = numbers(index, "position")
+    contents = [content or None for content in values_of(column, number, positions)]
     if column.missing is None and column.split.fields[0].endswith(".txt"):
         return pa.array(
             [content and content.decode("utf-8", "replace") for content in contents], pa.string()
@@ -86,15 +83,6 @@ def _values(column: StoredColumn, number: int, num_samples: int) -> pa.Array:
         kind = pa.list_(kind)
     values = [content and column.value(content).tolist() for content in contents]
     return pa.array(values, kind, from_pandas=True)  # NaN is null, as DuckDB takes it for large
-
-
-def _contents(column: StoredColumn, shard: Shard) -> list[bytes | None]:
-    storage, index = column.storage, read_index(column.storage, shard)
-    advice = "write the column again"
-    tar = read_object(storage, shard.path, shard.num_bytes, shard.crc32c, advice)
-    starts, sizes = ranges_of(index, column.split.fields[0])
-    ranges = zip(starts.tolist(), sizes.tolist(), strict=True)
-    return [tar[start : start + size] or None for start, size in ranges]
 
 
 def _jsons(loaded: LoadedSet, shard: Shard, index: pa.Table) -> Iterator[str | None]:

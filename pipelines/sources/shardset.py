@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
 from msgspec.structs import asdict, replace
 
 from pipelines.sources.base import Extent, RawSample, Spool, Survey, Unit
@@ -15,8 +14,8 @@ from shardset.errors import SourceError
 from shardset.format import manifest as manifests
 from shardset.format.images import is_image_field
 from shardset.format.manifest import LoadedSet, Manifest
-from shardset.format.rows import fields_of, numbers, ranges_of
-from shardset.read.indexes import read_index
+from shardset.format.rows import members_of
+from shardset.read.query import samples_of_shard, shards_of
 from shardset.storage.base import Stat, Storage
 
 
@@ -27,7 +26,7 @@ def load_in_worker(url: str, digest: str) -> LoadedSet:
     """
     loaded = manifests.load(url)
     if digest != loaded.digest:
-        raise SourceError(f"{url}: was replaced while it was read; start the build again")
+        raise SourceError(f"{url}: was replaced while it was read; start again")
     return loaded
 
 
@@ -48,10 +47,7 @@ class ExistingSet:
         tars = _tars(loaded.storage, whole)
         units: list[Unit] = []
         for name, split in loaded.manifest.splits.items():
-            in_shards = np.diff(
-                loaded.part(name).selection.num_before(np.cumsum([0, *split.shard_sizes]))
-            )
-            for number in np.flatnonzero(in_shards).tolist():
+            for number in shards_of(loaded, name):
                 tar = asdict(tars[split.shards[number].path])
                 units.append({"tar": tar, "split": name, "shard": number, "digest": loaded.digest})
         notes = []
@@ -70,26 +66,12 @@ class ExistingSet:
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample]:
         """The samples of a tar that the set or view takes, in its order, by its index."""
         loaded, split = load_in_worker(self.url, unit["digest"]), unit["split"]
-        tar, shard = Stat(**unit["tar"]), loaded.manifest.split(split).shards[unit["shard"]]
-        part, index = loaded.part(split), read_index(loaded.storage, shard)
-        ids = shard.first_id + np.arange(len(index))
-        is_taken = part.selection.has(ids)
-        index, ids = index.filter(is_taken), ids[is_taken]
-        labels = part.labels_of(ids, numbers(index, "label")).tolist()
-        ranges = {
-            field: zip(*(part.tolist() for part in ranges_of(index, field)), strict=True)
-            for field in fields_of(index.column_names)
-        }
-        facts = index["key"].to_pylist(), labels, index["image_crc32c"].to_pylist()
-        for key, label, crc32c, *spans in zip(*facts, *ranges.values(), strict=True):
-            stored = sorted(
-                (offset, field, num_bytes)
-                for field, (offset, num_bytes) in zip(ranges, spans, strict=True)
-                if offset
-            )
+        tar, rows = Stat(**unit["tar"]), samples_of_shard(loaded, split, None, unit["shard"])
+        facts = (rows[name].to_pylist() for name in ("key", "label", "image_crc32c"))
+        for key, label, crc32c, members in zip(*facts, members_of(rows), strict=True):
             extents = {
-                field: Extent(tar.name, tar.generation, offset, num_bytes)
-                for offset, field, num_bytes in stored
+                field: Extent(tar.name, tar.generation, start, stop - start)
+                for start, stop, field in members
             }
             if first := next(filter(is_image_field, extents), ""):
                 extents[first] = replace(extents[first], crc32c=crc32c)

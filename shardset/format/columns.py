@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shardset.errors import ConfigError, DamagedShard, ManifestError, ShardsetError
+from shardset.errors import ConfigError, DamagedShard, ManifestError, MissingSet, ShardsetError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import LoadedSet, Provenance, Split
 from shardset.format.naming import COLUMNS_FOLDER, MANIFEST, is_field
@@ -94,10 +94,16 @@ def column_url(parent: Storage, name: str) -> str:
 def open_column(parent: LoadedSet, split: str, name: str) -> StoredColumn:
     """A column of a split, with the groups that both have.
 
-    Raises ManifestError if it is missing, was written for other tars, or can't say which samples
-    have no value.
+    Raises MissingSet if it is missing, ManifestError if it was written for other tars, or can't say
+    which samples have no value.
     """
-    loaded = manifests.load(column_url(parent.storage, name))
+    try:
+        loaded = manifests.load(column_url(parent.storage, name))
+    except MissingSet as error:
+        raise MissingSet(
+            f"{parent.storage.url}: no column {name!r}; found"
+            f" {', '.join(_names(parent.storage)) or 'none'}"
+        ) from error
     url, whole = loaded.storage.url, parent.manifest.split(split)
     stored = loaded.manifest.split(stored_split := parent.stored_split(split))
     groups = stored.groups[: num_shared_groups(loaded, stored_split, whole)]
@@ -164,12 +170,17 @@ def listed_columns(parent: LoadedSet) -> list[dict[str, Any]] | None:
 
     `splits` has the samples that the column covers, `lacking` the tars of the others.
     """
-    storage = parent.storage
-    if is_web(storage.url):
+    if is_web(parent.storage.url):
         return None
+    return [_described(parent, name) for name in _names(parent.storage)]
+
+
+def _names(storage: Storage) -> list[str]:
+    """The names of the columns of a set; of one on a web server, which lists nothing, none."""
+    if is_web(storage.url):
+        return []
     paths = [stat.name.split("/") for stat in storage.list(COLUMNS_FOLDER)]
-    names = sorted(path[1] for path in paths if path[2:] == [MANIFEST])
-    return [_described(parent, name) for name in names]
+    return sorted(path[1] for path in paths if path[2:] == [MANIFEST])
 
 
 def _described(parent: LoadedSet, name: str) -> dict[str, Any]:

@@ -71,6 +71,14 @@ class Origin(NamedTuple):
     fix: str | None = None
 
 
+class Member(NamedTuple):
+    """The bytes [start, stop) of a tar that hold a field of a sample."""
+
+    start: int
+    stop: int
+    field: str
+
+
 ORIGIN: Final = ["name", "object", "generation", "object_offset", "object_bytes", "fix"]
 """The columns of an origin, in its order."""
 
@@ -193,6 +201,18 @@ def ranges_of(rows: pa.Table, field: str) -> tuple[NDArray[np.int64], NDArray[np
     if f"{field}.offset" not in rows.column_names:
         return np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
     return numbers(rows, f"{field}.offset"), numbers(rows, f"{field}.bytes")
+
+
+def members_of(rows: pa.Table) -> Iterator[list[Member]]:
+    """The fields of each sample in the order of the tar, without those that it lacks."""
+    fields = fields_of(rows.column_names)
+    ranges = (zip(*map(np.ndarray.tolist, ranges_of(rows, name)), strict=True) for name in fields)
+    for of_sample in zip(*ranges, strict=True):
+        yield sorted(
+            Member(start, start + size, field)
+            for field, (start, size) in zip(fields, of_sample, strict=True)
+            if start
+        )
 
 
 def content_bytes(rows: pa.Table) -> int:

@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from functools import partial
@@ -19,6 +19,8 @@ OBJECTS_AT_ONCE: Final = 16
 """Objects of some MB, whose bytes share the line and the memory."""
 SHARDS_AT_ONCE: Final = 4
 """Shards, each of them completely in memory."""
+MAX_READ: Final = 8 * 2**20
+"""The bytes of a request for neighbours."""
 
 
 class Threads:
@@ -75,6 +77,25 @@ class Threads:
                 except BaseException as error:  # noqa: BLE001 - it is raised to all who wait
                     future.set_exception(error)
             del job, function, future  # an idle thread must not keep the bytes of its last job
+
+
+def coalesce(ranges: Sequence[tuple[int, int]], *, max_gap: int, max_bytes: int) -> Iterator[slice]:
+    """Slices of `ranges`, one per request.
+
+    `ranges` are half-open (start, stop), ascending by start. Neighbours share a request if they are
+    at most `max_gap` bytes apart and the request stays within `max_bytes`; a longer range is a
+    separate request.
+    """
+    first, end = 0, 0
+    for number, (start, stop) in enumerate(ranges):
+        if number > first and (
+            start - end > max_gap or max(end, stop) - ranges[first][0] > max_bytes
+        ):
+            yield slice(first, number)
+            first, end = number, start
+        end = max(end, stop)
+    if ranges:
+        yield slice(first, len(ranges))
 
 
 def in_order(

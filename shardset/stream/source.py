@@ -81,7 +81,7 @@ def open_source(spec: StreamSpec) -> StreamSource:
     loaded = load_set(spec.manifest_url)
     storage, view = loaded.storage, loaded.part(spec.split)
     split = loaded.manifest.split(spec.split)
-    _check_fields(split.fields, spec)
+    _check_fields(split, spec)
     if spec.disk_cache is not None and not storage.is_remote:
         raise ConfigError(f"{storage.url} lies on a local disk already; leave the disk cache out")
     disk_cache = None if spec.disk_cache is None else BlockCache(spec.disk_cache, split)
@@ -151,14 +151,13 @@ def warn_of_shared_lanes(
         )
 
 
-def _check_fields(stored: Sequence[str], spec: StreamSpec) -> None:
-    read = [*spec.fields, *(target.field for target in spec.targets.values())]
-    missing = [name for name in read if name not in stored]
-    if missing:
-        raise ConfigError(f"no field {missing[0]!r} in this split; it has {', '.join(stored)}")
+def _check_fields(split: Split, spec: StreamSpec) -> None:
+    split.check_fields([*spec.fields, *(target.field for target in spec.targets.values())])
     names = [*spec.fields, *spec.columns, *spec.views]
     names += [name + end for name, target in spec.targets.items() for end in target.empty(0, 1)]
     if reserved := [name for name in names if name in BATCH_NAMES or names.count(name) > 1]:
         raise ConfigError(f"a batch already has a {reserved[0]!r}; use another name for that one")
-    if spec.decodes and FIELD_OF_EXTENSION.keys().isdisjoint(stored):
-        raise ConfigError(f"this split has no images, only {', '.join(stored)}; use image=None")
+    if spec.decodes and FIELD_OF_EXTENSION.keys().isdisjoint(split.fields):
+        raise ConfigError(
+            f"this split has no images, only {', '.join(split.fields)}; use image=None"
+        )

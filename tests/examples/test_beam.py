@@ -14,12 +14,12 @@ from apache_beam.io.gcp.bigquery_avro_tools import get_record_schema_from_dict_t
 from tests.makers.built import HERE, verified
 from tests.makers.documented import (
     REPOSITORY,
-    commands_of,
     page,
     python_of,
     run,
     run_all,
     start,
+    steps_of,
 )
 from tests.makers.images import image_bytes
 from tests.makers.stored import files_of, samples_of
@@ -85,13 +85,14 @@ def test_images_of_parquet_files_in_python_and_in_yaml(parquet, tmp_path):
 
 
 def test_the_page_writes_what_it_says(parquet, tmp_path):
-    text = page("docs/how-to/beam.md")
+    text = page("docs/how-to/beam.md", stop="## Read a set in a pipeline")
     [code] = python_of(text)
     run([sys.executable, "-c", code], tmp_path)
     manifest = verified(tmp_path / "drawn")
     assert manifest.splits["train"].shard_sizes == [100] * 9
     places = {"examples/beam/": f"{REPOSITORY}/examples/beam/"}
-    run_all(commands_of("docs/how-to/beam.md"), tmp_path, places)
+    [commands] = [block for kind, block in steps_of(text) if kind == "console"]
+    run_all(commands.splitlines(), tmp_path, places)
     assert files_of(tmp_path / "shards") == files_of(tmp_path / "shards-2")
 
 

@@ -3,12 +3,12 @@
 `docs/reference/format.md` explains each field; `docs/manifest.schema.json` is for programs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 
-from shardset.errors import MissingSet
+from shardset.errors import ConfigError, MissingSet
 from shardset.format.shards import Count, Group, Positive, Record, Sha256, Shard, StoredShards
 from shardset.order.permutation import hash_text
 from shardset.prepared import prepared
@@ -83,6 +83,13 @@ class Split(Record, frozen=True, kw_only=True):
         """The samples of each shard."""
         sizes: list[int] = self.shards.sizes.tolist()
         return sizes
+
+    def check_fields(self, names: Iterable[str]) -> None:
+        """Raises ConfigError for a field that no sample has; it names those that there are."""
+        if missing := [name for name in names if name not in self.fields]:
+            raise ConfigError(
+                f"no field {missing[0]!r} in this split; it has {', '.join(self.fields)}"
+            )
 
 
 class Quarantine(Record, frozen=True, kw_only=True):

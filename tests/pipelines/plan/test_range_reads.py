@@ -9,10 +9,8 @@ from itertools import pairwise
 from typing import ClassVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pipelines.plan.range_reads import coalesce, fetch
+from pipelines.plan.range_reads import fetch
 from pipelines.sources.base import UNREAD, Extent
 from shardset.errors import ChangedInput
 from shardset.storage.memory import MemoryStorage
@@ -20,9 +18,6 @@ from tests.makers.doors import changing
 
 NUM_READS = 48
 NOWHERE = MemoryStorage("no-spool-is-read")
-RANGES = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 40)), max_size=30).map(
-    lambda pairs: sorted((start, start + size) for start, size in pairs)
-)
 
 
 @dataclass(frozen=True)
@@ -119,28 +114,3 @@ def test_bytes_without_a_checksum_are_read_again_where_they_come_short(starts):
         ChangedInput, match=r"a\.jpg, 7 bytes at 3: its bytes changed .*6 bytes, read twice"
     ):
         list(fetch([group], always_short, NOWHERE))
-
-
-@pytest.mark.parametrize(
-    ("ranges", "expected"),
-    [
-        ([(0, 4), (6, 8)], [2]),
-        ([(0, 4), (7, 8)], [1, 1]),
-        ([(0, 30), (30, 31)], [1, 1]),
-        ([(0, 8), (1, 2), (9, 10)], [3]),
-    ],
-)
-def test_neighbours_are_read_together_up_to_a_gap_and_a_size(ranges, expected):
-    assert [run.stop - run.start for run in coalesce(ranges, max_gap=2, max_bytes=10)] == expected
-
-
-@given(RANGES, st.integers(0, 20), st.integers(1, 100))
-def test_every_range_is_in_one_read_and_each_read_is_within_its_limits(ranges, max_gap, max_bytes):
-    runs = list(coalesce(ranges, max_gap=max_gap, max_bytes=max_bytes))
-    assert [each for run in runs for each in ranges[run]] == ranges
-    for run in runs:
-        end = ranges[run][0][1]
-        for start, stop in ranges[run][1:]:
-            assert start - end <= max_gap
-            end = max(end, stop)
-        assert len(ranges[run]) == 1 or end - ranges[run][0][0] <= max_bytes

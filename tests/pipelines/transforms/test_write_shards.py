@@ -21,6 +21,7 @@ from pipelines.plan import paths
 from pipelines.transforms import write_shards
 from shardset import Raw
 from shardset.errors import ChangedInput, ConfigError, SourceError, TooManyBad
+from tests.makers import runners
 from tests.makers.built import HERE, manifest_of, verified
 from tests.makers.images import image_bytes
 from tests.makers.stored import files_of, quarantined, samples_of
@@ -33,6 +34,7 @@ class Row(NamedTuple):
     part: str
 
 
+LOCAL = ["--runner=FnApiRunner", *HERE]
 COLUMNS = {"key": "id", "image": "picture.bytes", "label": "kind", "split": "part"}
 
 
@@ -58,9 +60,8 @@ def split_of(raw: Raw) -> str:
 
 def written(output: Path, elements: list[Any], *flags: str, **options: Any) -> dict[str, bytes]:
     """The files of the set that a pipeline writes."""
-    flags = flags or ("--runner=FnApiRunner", *HERE)
     options = {"samples_per_shard": 8, **options}
-    with beam.Pipeline(options=PipelineOptions(list(flags))) as pipeline:
+    with beam.Pipeline(options=PipelineOptions([LOCAL[0], *(flags or HERE)])) as pipeline:
         _ = pipeline | beam.Create(elements) | WriteShards(str(output), **options)
     return files_of(output)
 
@@ -73,11 +74,15 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     "flags",
     [
-        "--runner=FnApiRunner --direct_running_mode=in_memory",
-        pytest.param("--runner=BundleBasedDirectRunner", marks=pytest.mark.slow),
+        LOCAL,
+        pytest.param(["--runner=BundleBasedDirectRunner"], marks=pytest.mark.slow),
         pytest.param(
-            "--runner=FnApiRunner --direct_running_mode=multi_processing --direct_num_workers=2",
+            ["--direct_running_mode=multi_processing", "--direct_num_workers=2"],
             marks=pytest.mark.slow,
+        ),
+        *(
+            pytest.param(flags, marks=pytest.mark.nightly, id=flags[0])
+            for flags in (runners.PRISM, runners.FLINK, runners.SPARK)
         ),
     ],
 )
@@ -86,7 +91,7 @@ def test_neither_order_nor_units_nor_bundles_nor_the_runner_decide_a_byte(
 ):
     monkeypatch.setattr(write_shards, "ROWS_PER_UNIT", 100)
     elements = [raws()[number] for number in np.random.default_rng(5).permutation(40)]
-    assert written(tmp_path, elements, *flags.split(), split_of=split_of) == expected
+    assert written(tmp_path, elements, *flags, split_of=split_of) == expected
     manifest = verified(tmp_path)
     stored = samples_of(tmp_path, manifest, "train") | samples_of(tmp_path, manifest, "val")
     assert sorted(stored) == [raw.key for raw in raws()]
@@ -245,7 +250,7 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def flags_of(job: str) -> list[str]:
-    return ["--runner=FnApiRunner", *HERE, f"--job_name={job}"]
+    return [*LOCAL, f"--job_name={job}"]
 
 
 def test_a_job_of_the_same_name_goes_on_with_its_shards(stopped, expected):
