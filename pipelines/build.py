@@ -3,38 +3,32 @@
 import json
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
-
-import apache_beam as beam
-from apache_beam.metrics.execution import MetricResult
-from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners.runner import PipelineResult, PipelineState
+from typing import TYPE_CHECKING
 
 from pipelines.begin import Prepared, note_failure, prepare
 from pipelines.config import BuildConfig
 from pipelines.export.stale import STALE, stale
-from pipelines.pipeline import NAMESPACE, construct
 from pipelines.plan import paths
 from pipelines.plan.plan_records import PlanFile
 from pipelines.plan.summaries import MAX_REASONS
 from pipelines.report.catalog import leaks
-from pipelines.runners import beam_options as options
-from pipelines.runners import dataflow, errors, local
+from pipelines.runners import fork_server, in_process
 from pipelines.runners.progress import BuildProgress, watched
+from pipelines.worker_output import say_beam
 from pipelines.write import history
 from pipelines.write import replace as replacing
-from shardset.errors import ConfigError, NotFound, ShardsetError, SourceError, TooManyBad
+from shardset.errors import ConfigError, NotFound, SourceError, TooManyBad
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import Manifest
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 
-T = TypeVar("T")
+if TYPE_CHECKING:  # Beam takes a second, and a small build needs none of it
+    from apache_beam.options.pipeline_options import PipelineOptions
+
 Show = Callable[[str], None]
 
 
@@ -81,15 +75,17 @@ def submit(config: BuildConfig, beam_flags: Sequence[str] = ()) -> str:
     """Starts a build as a job on Dataflow, which publishes the set by itself; returns where to
     watch it; ConfigError for any other runner.
     """
+    from pipelines.runners import dataflow, errors, on_beam
+
     output = open_storage(config.output)
-    beam_options = options.prepare(beam_flags, source=config.input, output=output)
+    beam_options = _beam_options(config, output, beam_flags)
     if not dataflow.is_wanted(beam_options):
         raise ConfigError(
             "--no-wait is for --runner DataflowRunner: elsewhere a build ends with this command"
         )
     prepared = prepare(config, output)
     with errors.translated(dataflow.failures(beam_options)):
-        return dataflow.started(beam_options, _begin(prepared, beam_options, dry_run=False))
+        return dataflow.started(beam_options, on_beam.begin(prepared, beam_options))
 
 
 def _run(
@@ -101,9 +97,17 @@ def _run(
     dry_run: bool,
 ) -> Result:
     started = time.monotonic()
-    beam_options = options.prepare(beam_flags, source=config.input, output=output)
+    beam_options = None
+    if beam_flags:  # wrong ones are refused before the survey
+        beam_options = _beam_options(config, output, beam_flags, progress)
     prepared = prepare(config, output)
-    options.limit_workers(beam_options, beam_flags, prepared.units.num_units, prepared.num_bytes)
+    size = prepared.units.num_units, prepared.num_bytes
+    if not beam_options and output.is_shared and in_process.num_workers(*size) > 1:
+        beam_options = _beam_options(config, output, beam_flags, progress)
+    if beam_options:
+        from pipelines.runners.beam_options import limit_workers
+
+        limit_workers(beam_options, beam_flags, *size)
     files = prepared.build.files
     try:
         with watched(output, prepared.units.num_units, progress, writes=not dry_run):
@@ -142,70 +146,36 @@ def _run(
 
 def run(
     prepared: Prepared,
-    beam_options: PipelineOptions,
+    beam_options: "PipelineOptions | None",
     show: Show | None = None,
     *,
     dry_run: bool = False,
 ) -> dict[str, int]:
-    """Runs the pipeline and returns its counters; a worker's ShardsetError is raised as itself.
+    """Runs the pipeline, or its steps in this process without options; returns its counters.
 
-    `show` gets the address of a job on Dataflow.
+    A worker's ShardsetError is raised as itself. `show` gets the address of a job on Dataflow.
     """
-    begin = partial(_begin, prepared, beam_options, dry_run=dry_run)
-    return counters_of(run_to_end(begin, beam_options, show).metrics().query()["counters"])
+    if beam_options is None:
+        return in_process.run(prepared.build, prepared.units.blocks, dry_run=dry_run)
+    from pipelines.runners import on_beam
+
+    return on_beam.run(prepared, beam_options, show, dry_run=dry_run)
 
 
-def for_each(
-    work: Callable[[T], None],
-    elements: Sequence[T],
-    beam_options: PipelineOptions,
-    show: Show | None,
-) -> None:
-    """Calls `work`, which leaves its results at the output, for each element; a call may be
-    repeated.
-    """
-    pipeline = beam.Pipeline(options=beam_options)
-    _ = (
-        pipeline
-        | "Spread the work over workers" >> beam.Create(elements)  # Create itself shuffles
-        | "Do the work" >> beam.Map(work)
-    )
-    run_to_end(pipeline.run, beam_options, show)
+def _beam_options(
+    config: BuildConfig,
+    output: Storage,
+    flags: Sequence[str],
+    progress: BuildProgress | None = None,
+) -> "PipelineOptions":
+    """Imports Beam, here and for worker processes, and makes its options."""
+    say_beam(progress.console if progress else None)
+    if fork_server.may_be_needed(flags):
+        fork_server.begin()
+    from pipelines.runners import preloaded  # noqa: F401, I001 - first, because it imports fastest
+    from pipelines.runners import beam_options
 
-
-def run_to_end(
-    begin: Callable[[], PipelineResult], beam_options: PipelineOptions, show: Show | None
-) -> PipelineResult:
-    """Runs the pipeline that `begin` starts; a worker's ShardsetError is raised as itself."""
-    with local.local_workers(), errors.translated(dataflow.failures(beam_options)):
-        result = begin()
-        if show and dataflow.is_wanted(beam_options):
-            show(dataflow.started(beam_options, result))
-        state = result.wait_until_finish()
-    if state not in (PipelineState.DONE, None):  # some runners return no state after a success
-        raise ShardsetError(
-            f"the Beam job ended as {state}; see the runner's log; run the same command again to"
-            " resume"
-        )
-    return result
-
-
-def _begin(prepared: Prepared, beam_options: PipelineOptions, *, dry_run: bool) -> PipelineResult:
-    pipeline = beam.Pipeline(options=beam_options)
-    construct(pipeline, prepared.build, prepared.units.blocks, dry_run=dry_run)
-    return pipeline.run()
-
-
-def counters_of(counters: Iterable[MetricResult]) -> dict[str, int]:
-    """Our own counters among a runner's, each the sum over all steps that count it.
-
-    Attempted values from a runner that has no committed ones (Spark).
-    """
-    sums: Counter[str] = Counter()
-    for counter in counters:
-        if counter.key.metric.namespace == NAMESPACE:
-            sums[counter.key.metric.name] += counter.result or 0
-    return dict(sums)
+    return beam_options.prepare(flags, source=config.input, output=output)
 
 
 def _published(output: Storage, plan: PlanFile) -> Manifest | None:

@@ -21,7 +21,7 @@ from rich.console import Console
 from pipelines.config import SIZES, AdoptConfig, BareNumbers, BuildConfig, ColumnConfig
 from pipelines.images.options import ImageOptions, options_of
 from pipelines.parsers import parser
-from pipelines.worker_output import quiet_workers, say_beam
+from pipelines.worker_output import quiet_workers
 from shardset.errors import ConfigError
 from shardset.program import FAILED, OK, USAGE, run_program, run_verb
 from shardset.settings import record_of, texts_of
@@ -77,13 +77,7 @@ def _build(args: argparse.Namespace) -> int:
         from pipelines import sources
 
         sources.open_source(config)  # refuses what it can before the seconds of Beam's import
-        say_beam(console)
-        from pipelines.runners import fork_server
-
-        if fork_server.may_be_needed(args.beam_flags):
-            fork_server.begin()
-        # otherwise collections walk through what Beam's import makes: 0.4 s during it, 0.2 s after
-        gc.disable()
+        gc.disable()  # otherwise collections walk through what the imports make
         from pipelines import build, summary
         from pipelines.runners import progress
 

@@ -19,20 +19,13 @@ from apache_beam.pvalue import AsDict, AsIter, AsSingleton, PBegin
 from apache_beam.typehints import with_input_types, with_output_types
 from apache_beam.utils.shared import Shared
 
+from pipelines import build_steps
+from pipelines.build_steps import Counts, Finished
 from pipelines.plan import tables
-from pipelines.plan.index import index_unit
 from pipelines.plan.plan_records import Build, PlanFile
 from pipelines.plan.planner import make_plan
 from pipelines.plan.references import Group, Slot, groups_of, write_references
 from pipelines.plan.survey import UnitRef, units_in
-from pipelines.write.commit import commit
-from pipelines.write.shard import write_shard
-
-Counts = dict[int, int]
-"""Samples by label."""
-
-Finished = tuple[str, tuple[int, bytes, Counts]]
-"""A split, and of one of its shards the number, the record and the samples."""
 
 NAMESPACE = "shardset"
 """The namespace of our counters; runners have their own."""
@@ -175,11 +168,7 @@ class IndexUnit(Step):
     """Writes the table and the summary of a unit."""
 
     def work(self, unit: UnitRef) -> Iterable[int]:
-        summary = index_unit(self.build, unit)
-        for count in summary.splits.values():
-            count_indexed(count.num_samples, count.num_rejected)
-        for fix, number in summary.fixes.items():
-            _count(f"fixed_{fix}", number)
+        build_steps.index(self.build, unit, count)
         return [unit.number]
 
 
@@ -227,15 +216,7 @@ class WriteShard(Step):
     """Writes the tar, the index and the record of a shard; counts its samples by label."""
 
     def work(self, slot: Slot, plan: PlanFile) -> Iterable[Finished]:
-        split, number = slot
-        written, labels, is_new = write_shard(self.build, plan, split, number)
-        shard = written.shard
-        _count("shards_written" if is_new else "shards_skipped", 1)
-        if is_new:
-            _count("samples_written", shard.num_samples)
-            _count("bytes_written", shard.num_bytes)
-        record = msgspec.json.encode(written)
-        return [(split, (number, record, dict(Counter(labels.tolist()))))]
+        return [build_steps.write(self.build, plan, slot, count)]
 
 
 @with_output_types(str)
@@ -249,20 +230,12 @@ class Commit(Step):
         records: Iterable[tuple[str, int, bytes]],
         class_totals: Mapping[str, Counts],
     ) -> Iterable[str]:
-        by_split: dict[str, dict[int, bytes]] = {split: {} for split in plan.splits}
-        for split, number, record in records:
-            by_split[split][number] = record
-        digest = commit(self.build, plan, by_split, class_totals)
+        digest = build_steps.publish(self.build, plan, records, class_totals)
         return [digest] if digest else []
 
 
-def count_indexed(num_samples: int, num_rejected: int) -> None:
-    """Adds to the counters of the samples that were examined."""
-    _count("samples_indexed", num_samples)
-    _count("samples_quarantined", num_rejected)
-
-
-def _count(name: str, number: int) -> None:
+def count(name: str, number: int) -> None:
+    """Adds to the counter of that name."""
     Metrics.counter(NAMESPACE, name).inc(number)
 
 

@@ -50,7 +50,7 @@ BUILD: list[tuple[str, str, Show]] = [
     ("rows per unit of `hf`", "pipelines.sources.huggingface:ROWS_PER_UNIT", count),
     (
         "input per worker process on this machine",
-        "pipelines.runners.beam_options:BYTES_PER_WORKER",
+        "pipelines.runners.in_process:BYTES_PER_WORKER",
         size,
     ),
     ("text of a field that travels with its sample", "pipelines.plan.index:MAX_INLINE_BYTES", size),

@@ -5,12 +5,14 @@ from typing import Any, NamedTuple
 
 
 class Raw(NamedTuple):
-    """One raw sample: its key, the bytes of an encoded image, its label, and further fields.
+    """One raw sample, as `pipelines.WriteShards` takes it.
 
-    No other sample of the set may have the same `key`. `image` is None for a sample without one.
-    `label` is a number from 0, the name of a class, or None. `fields` maps an extension such as
-    `txt` or `mask.png` to bytes, to text, or to what JSON can hold; a field that is None is left
-    out.
+    Attributes:
+        key: Its name; no other sample of the set may have it.
+        image: The bytes of an encoded image; None for a sample without one.
+        label: A number from 0, the name of a class, or None.
+        fields: Further fields by their extensions, such as `txt` or `mask.png`: bytes, text, or
+            what JSON can hold. One that is None is left out.
     """
 
     key: str

@@ -21,6 +21,7 @@ from apache_beam.runners.portability.prism_runner import PrismJobServer, PrismRu
 from apache_beam.runners.runner import create_runner
 
 from pipelines.runners import dataflow
+from pipelines.runners.in_process import num_workers
 from shardset.errors import DOCS, ConfigError
 from shardset.storage.base import Storage
 
@@ -39,9 +40,6 @@ TESTED: tuple[str, ...] = (
 
 Not PortableRunner: any runner may be behind its --job_endpoint, which these accept too.
 """
-
-BYTES_PER_WORKER = 16 << 20
-"""An input of fewer bytes is read sooner than a worker process starts."""
 
 
 class RunnerOptions(PipelineOptions):
@@ -116,9 +114,7 @@ def limit_workers(
     }:
         return
     direct = options.view_as(DirectOptions)
-    direct.direct_num_workers = min(
-        direct.direct_num_workers, max(num_units, 1 + num_bytes // BYTES_PER_WORKER)
-    )
+    direct.direct_num_workers = num_workers(num_units, num_bytes, direct.direct_num_workers)
     if direct.direct_num_workers == 1:
         direct.direct_running_mode = "in_memory"
 

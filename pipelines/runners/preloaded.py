@@ -1,5 +1,5 @@
-"""The imports of a worker process, made once: workers are forked from a process that has imported
-this.
+"""The imports of a process that runs Beam, made once: workers are forked from a process that has
+imported this.
 """
 
 import gc
@@ -7,7 +7,6 @@ from importlib import import_module
 
 # otherwise collections walk through what Beam's import makes: 0.4 s during it, 0.2 s per worker
 gc.disable()
-import_module("pipelines.pipeline")
-import_module("pipelines.runners.local")
+import_module("pipelines.runners.on_beam")
 gc.freeze()
 gc.enable()

@@ -23,13 +23,13 @@ class BuildProgress:
     """
 
     def __init__(self, console: Console, interval_s: float = 5.0) -> None:
-        self._console, self.interval_s = console, interval_s
+        self.console, self.interval_s = console, interval_s
         self._shown = ""
 
     def print(self, message: str) -> None:
         """Prints a message, unless it is the last one again."""
         if message != self._shown:
-            self._console.print(plain(message), highlight=False, soft_wrap=True)
+            self.console.print(plain(message), highlight=False, soft_wrap=True)
             self._shown = message
 
 

@@ -137,8 +137,8 @@ def ensure(
         if is_finished:
             raise other_input(output)
         say_beam(console)
-        from pipelines.build import for_each
         from pipelines.runners import beam_options as options
+        from pipelines.runners.on_beam import for_each
 
         beam_options = options.prepare(flags, source=source[0], output=output)
         options.limit_workers(beam_options, flags, len(missing), source[1])

@@ -26,7 +26,7 @@ from pipelines.begin import prepare_from
 from pipelines.config import BuildConfig
 from pipelines.holdout import REST
 from pipelines.images.options import ImageOptions, options_of
-from pipelines.pipeline import PlanShards, Step, count_indexed, publish
+from pipelines.pipeline import PlanShards, Step, count, publish
 from pipelines.plan import paths, tables
 from pipelines.plan.index import UnitSpool, examined, write_new_unit
 from pipelines.plan.summaries import KnownCount
@@ -240,7 +240,8 @@ class SpoolImages(Step):
             rows: list[Any] = list(examined(self.build, [sample], self._spool, skipped))
             self._spool.recent.clear()
             for row in rows or [skipped]:
-                count_indexed(isinstance(row, SampleRow), isinstance(row, QuarantineEntry))
+                count("samples_indexed", isinstance(row, SampleRow))
+                count("samples_quarantined", isinstance(row, QuarantineEntry))
                 yield hash_text(sample.key, key=0) >> 1, sample.key, row
         except BaseException:
             self._stack.__exit__(*sys.exc_info())

@@ -1,8 +1,9 @@
-"""8-bit PNGs to RGB pixels. Imports little, because worker processes start with it.
+"""8-bit PNGs to RGB pixels, and masks to their numbers. Imports little, because worker processes
+start with it.
 
 kornia_rs (Rust's png) decodes RGB and RGBA in little more than half the time of pyspng (libspng),
-which converts grey and palettes. Neither supports a PNG's transparent colour (tRNS): Pillow decodes
-such a PNG.
+which converts grey and palettes. A mask needs no conversion, so kornia_rs decodes it, too. Neither
+supports a PNG's transparent colour (tRNS): Pillow decodes such a PNG.
 """
 
 import struct
@@ -20,6 +21,12 @@ _HEADER = slice(8, 16)
 _HEADER_BEGINS = b"\0\0\0\x0dIHDR"
 _SIZE = struct.Struct(">II")
 _RGB, _GREY_ALPHA, _RGBA = 2, 4, 6
+_MASK_DECODERS = {
+    b"\x08\0": kornia.decode_image_png_u8,
+    b"\x08\3": kornia.decode_image_png_u8,
+    b"\x10\0": kornia.decode_image_png_u16,
+}
+"""By the bits and the colour type of a header: grey or a palette, which kornia_rs leaves alone."""
 _LEFT_TO_PILLOW = (b"acTL", b"tRNS")
 
 
@@ -58,6 +65,22 @@ def decode(data: bytes, background: Background = WHITE) -> np.ndarray | None:
     except Exception:  # noqa: BLE001 - kornia_rs raises nothing narrower
         return None
     return over(pixels, background) if colours in (_GREY_ALPHA, _RGBA) else pixels
+
+
+def mask(data: bytes) -> np.ndarray | None:
+    """The numbers that a PNG of one channel stores, uint8 or uint16 [height, width], those of a
+    palette as well.
+
+    None if it has fewer than 8 bits or is one that `decode` leaves. The caller limits the size.
+    """
+    decode = _MASK_DECODERS.get(data[24:26])
+    if not decode or data[_HEADER] != _HEADER_BEGINS or not _is_one_image(data, sums=False):
+        return None
+    try:
+        numbers: np.ndarray = decode(data, size(data), "mono")
+    except Exception:  # noqa: BLE001 - kornia_rs raises nothing narrower
+        return None
+    return numbers[:, :, 0]
 
 
 def _is_one_image(data: bytes, *, sums: bool) -> bool:

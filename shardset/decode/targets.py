@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from shardset.decode import png
 from shardset.decode.crops import Placement
 from shardset.errors import BadTarget, ConfigError, UndecodableImage, require_int
 from shardset.format.annotations import boxes_in
-from shardset.format.images import masks
+from shardset.format.images import limits, masks
 
 _LEAST_SIDE = 1e-3
 """Pixels of a row. A box that only touches the row would get about 1e-13 by rounding, and the
@@ -164,20 +165,20 @@ class Mask(Target):
 
     def read(self, content: bytes, placed: Placement, labels: Mapping[int, int]) -> dict[str, Any]:
         try:
-            mask = masks.read(
-                content, placed.image_size[::-1], placed.upright, placed.decoded_bytes
-            )
+            mask = _numbers(content, placed)
         except UndecodableImage as error:
             raise self.bad(error) from None
         if not np.can_cast(mask.dtype, self.dtype):
             raise self.bad(f"numbers of {mask.dtype}, expected {self.dtype}")
-        (top, left, height, width), target = placed.region.box, placed.region.target
-        rows, has_row = _nearest(top, height, target.top, target.height, placed.row_size)
-        columns, has_column = _nearest(left, width, target.left, target.width, placed.row_size)
-        row = mask.take(rows, 0).take(columns, 1)
-        row[~has_row] = self.fill
-        row[:, ~has_column] = self.fill
-        return {"": row[:, ::-1] if placed.is_mirrored else row}
+        (top, left, height, width), target, size = *placed.region[:2], placed.row_size
+        rows = _nearest(top, height, target.top, target.height, size)
+        columns = _nearest(left, width, target.left, target.width, size)
+        # Mirrored columns cost less than mirrored pixels.
+        row = mask.take(rows, 0).take(columns[::-1] if placed.is_mirrored else columns, 1)
+        unmirrored = row[:, ::-1] if placed.is_mirrored else row
+        _fill_outside(unmirrored, target.top, target.height, self.fill)
+        _fill_outside(unmirrored.T, target.left, target.width, self.fill)
+        return {"": row}
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,14 +205,29 @@ class Text(Target):
             raise self.bad(error) from None
 
 
-def _nearest(
-    start: int, length: int, to: int, extent: int, size: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """For each of `size` pixels of a row the pixel of the image, and whether there is one.
+def _numbers(content: bytes, placed: Placement) -> np.ndarray:
+    """The numbers of a mask, by the faster decoder if that can; raises UndecodableImage."""
+    size, budget = placed.image_size[::-1], placed.decoded_bytes
+    if png.is_png(content) and png.size(content) == placed.image_size:
+        with limits.room(limits.needed_bytes("png", *size, budget), budget):
+            numbers = png.mask(content)
+        if numbers is not None:
+            return numbers
+    return masks.read(content, size, placed.upright, budget)
 
-    `length` pixels from `start` on became `extent` from `to` on. The scale is a float32, as in
-    torch's interpolate(mode="nearest").
+
+def _nearest(start: int, length: int, to: int, extent: int, size: int) -> np.ndarray:
+    """For each of `size` pixels of a row the nearest pixel of `length` from `start` on, which
+    became `extent` from `to` on.
+
+    The scale is a float32, as in torch's interpolate(mode="nearest").
     """
-    at = np.arange(size) - to
-    pixels = np.floor(at.astype(np.float32) * np.float32(length / extent)).astype(np.int64)
-    return start + pixels.clip(0, length - 1), (at >= 0) & (at < extent)
+    at = np.arange(-to, size - to, dtype=np.float32)
+    pixels = (at * np.float32(length / extent)).astype(np.int64)
+    return start + np.maximum(np.minimum(pixels, length - 1), 0)  # np.clip is slower
+
+
+def _fill_outside(lines: np.ndarray, start: int, length: int, fill: int) -> None:
+    """Fills the lines before and behind some of them."""
+    lines[: max(0, start)] = fill
+    lines[max(0, start + length) :] = fill

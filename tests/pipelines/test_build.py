@@ -12,7 +12,6 @@ import pytest
 from apache_beam.metrics.execution import MetricKey, MetricResult
 from apache_beam.metrics.metricbase import MetricName
 
-from pipelines import build as builds
 from pipelines import cli as command
 from pipelines.begin import prepare
 from pipelines.build import build
@@ -20,7 +19,7 @@ from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
 from pipelines.pipeline import MakePlan, construct
 from pipelines.plan import paths
-from pipelines.runners import beam_options
+from pipelines.runners import beam_options, on_beam
 from shardset.errors import SourceError
 from shardset.read.indexes import read_index
 from shardset.storage.open import open_storage
@@ -147,7 +146,7 @@ def test_counters_are_ours_summed_over_steps_and_known_on_a_runner_that_commits_
         MetricResult(MetricKey(step, MetricName(namespace, name)), committed, attempted)
         for step, namespace, name, committed, attempted in counts
     ]
-    assert builds.counters_of(found) == {"shards_written": 6, "images_resized": 42}
+    assert on_beam.counters_of(found) == {"shards_written": 6, "images_resized": 42}
 
 
 @pytest.mark.parametrize(

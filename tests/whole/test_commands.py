@@ -63,7 +63,7 @@ def test_a_verb_of_both_programs_is_of_the_one_whose_folder_is_given(tmp_path):
 @pytest.mark.parametrize(
     ("words", "first"),
     [
-        ("build --source folder --input nowhere --output out", "starting Apache Beam"),
+        ("build --source folder --input x --output y --direct_num_workers=2", "starting Apache"),
         ("evaluate --run-dir nowhere", "loading torch"),
         ("build --source folder --input x --output y --num-shards 1 --samples-per-shard 2", "Con"),
     ],

@@ -213,7 +213,10 @@ def test_an_extra_alone_in_a_fresh_environment_has_all_that_its_commands_import(
 @pytest.mark.parametrize(
     ("words", "library"),
     [
-        ("pipelines build --source folder --input in --output out", "apache_beam"),
+        (
+            "pipelines build --source folder --input in --output out --direct_num_workers=2",
+            "apache_beam",
+        ),
         ("trainer train --recipe digits_smoke --fake-data --run-dir run", "torch"),
     ],
 )
