@@ -6,7 +6,6 @@ each of its fields.
 """
 
 import hashlib
-import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
@@ -201,13 +200,13 @@ def runs_of(values: np.ndarray) -> Iterator[tuple[int, int, int]]:
 
 def to_bytes(table: pa.RecordBatch) -> memoryview:
     """The file of a table."""
-    sink = io.BytesIO()
+    sink = pa.BufferOutputStream()
     # No threads: each of the many small columns would wait for one longer than its compression
     # takes.
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_batch(table)
-    return sink.getbuffer()
+    return memoryview(sink.getvalue())
 
 
 def from_bytes(

@@ -236,7 +236,8 @@ class Worker:
         """The next answer of the process, after a request if there is one."""
         try:
             if request:
-                self._pipe.send(request)
+                # Not by `send`, whose error keeps the request: CPython has crashed freeing that.
+                self._pipe.send_bytes(pickle.dumps(request, pickle.HIGHEST_PROTOCOL))
             return self._pipe.recv()
         except (OSError, EOFError) as error:
             self.is_lost = True
