@@ -1,4 +1,4 @@
-"""What targets cost: an epoch of images alone, with seven boxes each, and with a mask as well.
+"""What targets cost: an epoch of images alone, with seven boxes each, with a mask, and with both.
 
 python -m benchmarks.targets [--samples 1000] [--rounds 5]
 python -m benchmarks.targets --label-bytes 2e9
@@ -27,6 +27,7 @@ from tests.makers.shardset import encode
 CASES: dict[str, dict[str, Any]] = {
     "images alone": {},
     "with boxes": {"targets": {"boxes": Boxes("json")}},
+    "with a mask": {"targets": {"mask": Mask("mask.png")}},
     "with boxes and a mask": {"targets": {"boxes": Boxes("json"), "mask": Mask("mask.png")}},
 }
 

@@ -3,11 +3,13 @@
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from pipelines.begin import Prepared, note_failure, prepare
+from pipelines.begin import note_failure, prepare
 from pipelines.config import BuildConfig
 from pipelines.export.stale import STALE, stale
 from pipelines.plan import paths
@@ -28,8 +30,6 @@ from shardset.storage.open import open_storage
 
 if TYPE_CHECKING:  # Beam takes a second, and a small build needs none of it
     from apache_beam.options.pipeline_options import PipelineOptions
-
-Show = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,15 +105,18 @@ def _run(
     if not beam_options and output.is_shared and in_process.num_workers(*size) > 1:
         beam_options = _beam_options(config, output, beam_flags, progress)
     if beam_options:
-        from pipelines.runners.beam_options import limit_workers
+        from pipelines.runners import beam_options as options
+        from pipelines.runners import on_beam
 
-        limit_workers(beam_options, beam_flags, *size)
+        options.limit_workers(beam_options, beam_flags, *size)
+        show = progress.print if progress else None
+        run = partial(on_beam.run, prepared, beam_options, show)
+    else:
+        run = partial(in_process.run, prepared.build, prepared.units.blocks)
     files = prepared.build.files
     try:
         with watched(output, prepared.units.num_units, progress, writes=not dry_run):
-            counters = run(
-                prepared, beam_options, progress.print if progress else None, dry_run=dry_run
-            )
+            counters = run(dry_run=dry_run)
     except (ConfigError, SourceError, TooManyBad):  # of the input or the options
         note_failure(files)
         raise
@@ -144,24 +147,6 @@ def _run(
     )
 
 
-def run(
-    prepared: Prepared,
-    beam_options: "PipelineOptions | None",
-    show: Show | None = None,
-    *,
-    dry_run: bool = False,
-) -> dict[str, int]:
-    """Runs the pipeline, or its steps in this process without options; returns its counters.
-
-    A worker's ShardsetError is raised as itself. `show` gets the address of a job on Dataflow.
-    """
-    if beam_options is None:
-        return in_process.run(prepared.build, prepared.units.blocks, dry_run=dry_run)
-    from pipelines.runners import on_beam
-
-    return on_beam.run(prepared, beam_options, show, dry_run=dry_run)
-
-
 def _beam_options(
     config: BuildConfig,
     output: Storage,
@@ -172,7 +157,7 @@ def _beam_options(
     say_beam(progress.console if progress else None)
     if fork_server.may_be_needed(flags):
         fork_server.begin()
-    from pipelines.runners import preloaded  # noqa: F401, I001 - first, because it imports fastest
+    import_module("pipelines.runners.preloaded")  # first, because it imports fastest
     from pipelines.runners import beam_options
 
     return beam_options.prepare(flags, source=config.input, output=output)

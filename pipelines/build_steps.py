@@ -8,6 +8,7 @@ import msgspec
 from pipelines.plan.index import index_unit
 from pipelines.plan.plan_records import Build, PlanFile
 from pipelines.plan.references import Slot
+from pipelines.plan.summaries import UnitSummary
 from pipelines.plan.survey import UnitRef
 from pipelines.write.commit import commit
 from pipelines.write.shard import write_shard
@@ -24,7 +25,11 @@ Count = Callable[[str, int], None]
 
 def index(build: Build, unit: UnitRef, count: Count) -> None:
     """Writes the table and the summary of a unit."""
-    summary = index_unit(build, unit)
+    count_unit(index_unit(build, unit), count)
+
+
+def count_unit(summary: UnitSummary, count: Count) -> None:
+    """Counts the samples and the fixes of a unit."""
     for split in summary.splits.values():
         count("samples_indexed", split.num_samples)
         count("samples_quarantined", split.num_rejected)

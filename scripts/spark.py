@@ -1,6 +1,6 @@
 """Spark and Beam's runner for it from Maven Central: `python -m scripts.spark` (264 MB, once).
 
-The job server runs a Spark of its own with `--spark_master_url=local[2]`, or submits to a cluster.
+With `--spark_master_url=local[2]` the job server starts Spark; otherwise it submits to one.
 Needs Java 11 or 17, and Maven.
 """
 

@@ -43,7 +43,7 @@ Not PortableRunner: any runner may be behind its --job_endpoint, which these acc
 
 
 class RunnerOptions(PipelineOptions):
-    """Our own flag among those of Beam."""
+    """A flag of ours beside the flags of Beam."""
 
     @classmethod
     def _add_argparse_args(cls, parser: ArgumentParser) -> None:

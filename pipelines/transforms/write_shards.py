@@ -23,6 +23,7 @@ from apache_beam.transforms.window import GlobalWindows
 from apache_beam.typehints import with_input_types, with_output_types
 
 from pipelines.begin import prepare_from
+from pipelines.build_steps import count_unit
 from pipelines.config import BuildConfig
 from pipelines.holdout import REST
 from pipelines.images.options import ImageOptions, options_of
@@ -240,8 +241,6 @@ class SpoolImages(Step):
             rows: list[Any] = list(examined(self.build, [sample], self._spool, skipped))
             self._spool.recent.clear()
             for row in rows or [skipped]:
-                count("samples_indexed", isinstance(row, SampleRow))
-                count("samples_quarantined", isinstance(row, QuarantineEntry))
                 yield hash_text(sample.key, key=0) >> 1, sample.key, row
         except BaseException:
             self._stack.__exit__(*sys.exc_info())
@@ -275,7 +274,7 @@ class WriteUnit(Step):
                 skipped.add(row)
         if self.build.resumes:
             self._refuse_others(number, rows)
-        write_new_unit(self.build, number, rows, rejected, skipped)
+        count_unit(write_new_unit(self.build, number, rows, rejected, skipped), count)
         return [number]
 
     def _refuse_others(self, number: int, rows: Sequence[SampleRow]) -> None:

@@ -8,6 +8,8 @@ supports a PNG's transparent colour (tRNS): Pillow decodes such a PNG.
 
 import struct
 import zlib
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyspng
@@ -55,32 +57,34 @@ def decode(data: bytes, background: Background = WHITE) -> np.ndarray | None:
         or not _is_one_image(data, sums=colours not in (_RGB, _RGBA))
     ):
         return None
-    try:
-        if colours in (_RGB, _RGBA):
-            pixels: np.ndarray = kornia.decode_image_png_u8(
-                data, size(data), "rgb" if colours == _RGB else "rgba"
-            )
-        else:
-            pixels = pyspng.load(data, "RGBA" if colours == _GREY_ALPHA else "RGB")
-    except Exception:  # noqa: BLE001 - kornia_rs raises nothing narrower
-        return None
-    return over(pixels, background) if colours in (_GREY_ALPHA, _RGBA) else pixels
+    if colours in (_RGB, _RGBA):
+        mode = "rgb" if colours == _RGB else "rgba"
+        pixels = _decoded(kornia.decode_image_png_u8, data, size(data), mode)
+    else:
+        pixels = _decoded(pyspng.load, data, "RGBA" if colours == _GREY_ALPHA else "RGB")
+    if pixels is not None and colours in (_GREY_ALPHA, _RGBA):
+        pixels = over(pixels, background)
+    return pixels
 
 
 def mask(data: bytes) -> np.ndarray | None:
-    """The numbers that a PNG of one channel stores, uint8 or uint16 [height, width], those of a
-    palette as well.
+    """The grey levels, or places in a palette, that a PNG stores: uint8 or uint16 [height, width].
 
     None if it has fewer than 8 bits or is one that `decode` leaves. The caller limits the size.
     """
     decode = _MASK_DECODERS.get(data[24:26])
     if not decode or data[_HEADER] != _HEADER_BEGINS or not _is_one_image(data, sums=False):
         return None
+    numbers = _decoded(decode, data, size(data), "mono")
+    return None if numbers is None else numbers[:, :, 0]
+
+
+def _decoded(decode: Callable[..., np.ndarray], data: bytes, *options: Any) -> np.ndarray | None:
+    """What a decoder makes of the data; None if it refuses them."""
     try:
-        numbers: np.ndarray = decode(data, size(data), "mono")
+        return decode(data, *options)
     except Exception:  # noqa: BLE001 - kornia_rs raises nothing narrower
         return None
-    return numbers[:, :, 0]
 
 
 def _is_one_image(data: bytes, *, sums: bool) -> bool:

@@ -12,14 +12,14 @@ from pathlib import Path
 import PIL
 import pytest
 
-from pipelines import build as builds
 from pipelines.begin import prepare
-from pipelines.build import build
+from pipelines.build import build, dry_run
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
 from pipelines.images.options import ImageOptions
 from pipelines.plan import paths
 from pipelines.runners import beam_options as options
+from pipelines.runners import on_beam
 from shardset.errors import (
     ChangedInput,
     ConfigError,
@@ -130,7 +130,7 @@ def test_a_shard_of_unknown_origin_that_comes_later_is_refused_and_its_removal_h
             storage.write(name, b"somebody's")
 
     def write(output):
-        builds.run(prepare(config, output), options.beam_options(HERE, output))
+        on_beam.run(prepare(config, output), options.beam_options(HERE, output))
 
     with pytest.raises(
         PreconditionFailed, match=r"train-000001\.tar: a different object exists.*remove it"
@@ -231,7 +231,7 @@ def test_a_set_that_is_the_input_is_not_overwritten(raw, tmp_path, place):
     ("act", "source", "reason"),
     [
         (build, "folder", "so the tars would be among.* outside of it$"),
-        (builds.dry_run, "folder", "so the tars would be among.* outside of it$"),
+        (dry_run, "folder", "so the tars would be among.* outside of it$"),
         (build, "webdataset", "whose tars are the input.*outside of it"),
     ],
 )
@@ -341,7 +341,7 @@ def test_an_input_that_changes_while_it_is_written_fails_the_build(raw, tmp_path
     prepared = prepare(config, open_storage(config.output))
     (raw / "test" / "cat" / "000.png").write_bytes(odd_images.png(99))
     with pytest.raises(ChangedInput, match=r"test/cat/000\.png: not the object that was planned"):
-        builds.run(prepared, options.beam_options(HERE, prepared.build.files.output))
+        on_beam.run(prepared, options.beam_options(HERE, prepared.build.files.output))
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 

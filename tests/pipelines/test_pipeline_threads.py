@@ -11,14 +11,13 @@ from itertools import groupby
 
 import pytest
 
-from pipelines import build as builds
 from pipelines.begin import prepare
 from pipelines.config import BuildConfig
 from pipelines.pipeline import WriteReferences
 from pipelines.plan import paths
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.plan_records import PlanFile
-from pipelines.runners import beam_options
+from pipelines.runners import beam_options, on_beam
 from shardset.storage.open import open_storage
 from tests.makers.doors import told
 from tests.makers.folders import write_class_folders
@@ -35,7 +34,7 @@ def planned(tmp_path_factory):
     output = open_storage(f"memory://{uuid.uuid4().hex}")
     config = BuildConfig(source="folder", input=str(folder), output=output.url, num_shards={"": 2})
     prepared = prepare(config, output)
-    builds.run(
+    on_beam.run(
         prepared,
         beam_options.beam_options(["--direct_running_mode=in_memory"], output),
         dry_run=True,

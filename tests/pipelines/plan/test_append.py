@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from pipelines import build as builds
 from pipelines.begin import prepare
 from pipelines.build import build, dry_run
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
 from pipelines.plan.append import extended_classes, relabelled
 from pipelines.runners import beam_options as options
+from pipelines.runners import on_beam
 from pipelines.sources.base import RawSample, Rejected, class_infos
 from pipelines.write import history, replace
 from shardset.errors import ConfigError, ManifestError, ShardsetError
@@ -126,8 +126,8 @@ def test_of_two_appends_at_once_one_wins_and_a_published_version_stays(old, more
     with pytest.raises(
         ManifestError, match=r"another build.* or append again when that one is done"
     ):
-        builds.run(first, options.beam_options(HERE, first.build.files.output))
-    builds.run(second, options.beam_options(HERE, second.build.files.output))
+        on_beam.run(first, options.beam_options(HERE, first.build.files.output))
+    on_beam.run(second, options.beam_options(HERE, second.build.files.output))
     assert manifests.load(str(old)).manifest.split("train").num_samples == NUM_OLD + NUM_NEW
 
 

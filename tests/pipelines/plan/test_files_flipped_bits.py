@@ -7,12 +7,11 @@ import uuid
 
 import pytest
 
-from pipelines import build as builds
 from pipelines.begin import prepare
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
 from pipelines.plan import paths
-from pipelines.runners import beam_options
+from pipelines.runners import beam_options, on_beam
 from pipelines.write.set_files import listed_by
 from shardset.errors import ManifestError, ShardsetError
 from shardset.format import manifest as manifests
@@ -67,7 +66,7 @@ def made(raw, storage, seed=0):
         overwrite=bool(seed),
     )
     prepared = prepare(config, storage)
-    builds.run(prepared, beam_options.beam_options(HERE, storage))
+    on_beam.run(prepared, beam_options.beam_options(HERE, storage))
     return files_of(storage.url)
 
 

@@ -12,13 +12,12 @@ import pytest
 from pyarrow import parquet
 
 import shardset
-from pipelines import build as builds
 from pipelines.begin import prepare
 from pipelines.check.verify import verify
 from pipelines.config import ColumnConfig
 from pipelines.export.side_files import export
 from pipelines.plan import paths
-from pipelines.runners import beam_options
+from pipelines.runners import beam_options, on_beam
 from pipelines.sets import version_history
 from pipelines.sets.column import column
 from pipelines.sets.compact import NOT_REACHED, lines
@@ -153,7 +152,7 @@ def test_an_append_that_meets_a_compaction_is_refused_and_nothing_is_lost(grown,
     forget(grown, CAT, grace=DAY)
     shutil.copytree(tmp_path / "plan", grown / "plan", dirs_exist_ok=True)
     with pytest.raises(ManifestError, match="another version was published meanwhile"):
-        builds.run(prepared, beam_options.beam_options(HERE, prepared.build.files.output))
+        on_beam.run(prepared, beam_options.beam_options(HERE, prepared.build.files.output))
     assert manifest_of(grown).number == 3
     verified(f"{grown}@2")
 

@@ -18,12 +18,14 @@ from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from pipelines import WriteShards
 from pipelines.pipeline import WriteShard
 from pipelines.plan import paths
+from pipelines.runners.on_beam import counters_of
 from pipelines.transforms import write_shards
 from shardset import Raw
 from shardset.errors import ChangedInput, ConfigError, SourceError, TooManyBad
 from tests.makers import runners
 from tests.makers.built import HERE, manifest_of, verified
 from tests.makers.images import image_bytes
+from tests.makers.shardset import encode
 from tests.makers.stored import files_of, quarantined, samples_of
 
 
@@ -169,6 +171,22 @@ def test_a_holdout_and_the_options_of_images_are_those_of_a_build(tmp_path):
     assert {*manifest.splits} == {"train", "test"}
     assert manifest.provenance.options["image"]["resize_shorter"] == 4
     assert {*samples_of(tmp_path, manifest, "train")["photo/000"]} == {"png", "cls", "txt", "json"}
+
+
+def test_the_counters_of_the_runner_are_those_of_a_build(tmp_path):
+    clear = encode(np.zeros((8, 8, 4), np.uint8), "PNG")
+    pipeline = beam.Pipeline(options=PipelineOptions(LOCAL))
+    elements = [*raws(), Raw("broken", b"no image"), Raw("clear", clear)]
+    _ = pipeline | beam.Create(elements) | WriteShards(str(tmp_path), samples_per_shard=8)
+    counters = counters_of(pipeline.run().metrics().query()["counters"])
+    assert counters.pop("bytes_written") > 41 * 1024
+    assert counters == {
+        "samples_indexed": 41,
+        "samples_quarantined": 1,
+        "fixed_transparent": 1,
+        "samples_written": 41,
+        "shards_written": 6,
+    }
 
 
 def test_a_broken_image_is_in_quarantine_and_too_many_are_an_error(tmp_path):
