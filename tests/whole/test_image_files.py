@@ -113,7 +113,7 @@ def arithmetic(data: bytes, folder: Path) -> bytes:
 def test_no_decoder_is_asked_for_a_part_of_a_jpeg_whose_frame_is_rare(tmp_path, monkeypatch):
     data = odd_images.encoded(odd_images.picture(size=(99, 67)), "JPEG")
     rare, row = arithmetic(data, tmp_path), np.zeros((8, 8, 3), np.uint8)
-    assert frame_of(rare) == ("SOF9", 8, 67, 99)
+    assert frame_of(rare) == ("SOF9", 8, 67, 99, 3, 3)
     for owner, name in (
         (JpegImageFile, "draft"),
         (simplejpeg, "decode_jpeg"),

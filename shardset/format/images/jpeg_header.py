@@ -14,7 +14,8 @@ SOS, EOI = b"\xff\xda", b"\xff\xd9"
 
 _APP2 = b"\xff\xe2"
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
-_FRAME = struct.Struct(">BHH")
+_FRAME = struct.Struct(">BHHB")
+_SEQUENTIAL = {"SOF0", "SOF1"}
 _REDUCIBLE = {"SOF0", "SOF1", "SOF2"}
 """Baseline, extended and progressive frames with Huffman codes."""
 
@@ -38,25 +39,40 @@ def segments(jpeg: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 class Frame(NamedTuple):
-    """The frame of a JPEG: its type, such as SOF0, the bits of its samples, and its size as stored
-    in pixels.
+    """The frame of a JPEG: its type, such as SOF0, the bits of its samples, its size as stored in
+    pixels, its number of components, and how many of them are in the first scan.
     """
 
     kind: str
     bits: int
     height: int
     width: int
+    num_components: int
+    num_in_first_scan: int
 
 
 def frame_of(jpeg: bytes) -> Frame | None:
     """The frame of a JPEG; None unless exactly one stands before the first scan."""
-    frames: list[Frame] = []
+    frames: list[tuple[str, int]] = []
     for marker, begin, _ in segments(jpeg):
         if marker == SOS:
-            return frames[0] if len(frames) == 1 else None
+            if len(frames) != 1 or begin >= len(jpeg):
+                return None
+            kind, at = frames[0]
+            return Frame(kind, *_FRAME.unpack_from(jpeg, at), jpeg[begin])
         if marker[1] in _FRAMES and begin + _FRAME.size <= len(jpeg):
-            frames.append(Frame(f"SOF{marker[1] - 0xC0}", *_FRAME.unpack_from(jpeg, begin)))
+            frames.append((f"SOF{marker[1] - 0xC0}", begin))
     return None
+
+
+def is_one_scan(jpeg: bytes) -> bool:
+    """Whether a JPEG has all of its pixels in its first scan, so that decoders read no other."""
+    frame = frame_of(jpeg)
+    return (
+        frame is not None
+        and frame.kind in _SEQUENTIAL
+        and frame.num_components == frame.num_in_first_scan
+    )
 
 
 def may_be_reduced(jpeg: bytes) -> bool:

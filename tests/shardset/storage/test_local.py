@@ -85,6 +85,21 @@ def test_threads_can_read_more_files_than_are_kept_open(disk):
     assert len(os.listdir("/proc/self/fd")) <= before + 64
 
 
+def test_the_disk_begins_with_a_large_object_before_it_ends(disk, monkeypatch):
+    begun = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, *range_: begun.append(range_))
+    piece = bytes(3 << 20)
+    with disk.writer("large") as out:
+        for number in range(23):
+            out.write(piece)
+            assert number < 21 or len(begun) == 2
+    assert begun == [
+        (0, 33 << 20, os.POSIX_FADV_DONTNEED),
+        (33 << 20, 33 << 20, os.POSIX_FADV_DONTNEED),
+    ]
+    assert disk.read("large") == 23 * piece
+
+
 def test_a_killed_writer_leaves_nothing_that_is_listed(disk):
     def die():
         with disk.writer("train/a") as writer:

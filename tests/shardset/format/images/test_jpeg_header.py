@@ -6,7 +6,12 @@ such file is here: these are headers without an image.
 
 import pytest
 
-from shardset.format.images.jpeg_header import frame_of, holds_more, may_be_reduced
+from shardset.format.images.jpeg_header import (
+    frame_of,
+    holds_more,
+    is_one_scan,
+    may_be_reduced,
+)
 from tests.makers.odd_images import jpeg
 
 FRAMES = sorted(set(range(16)) - {4, 8, 12})
@@ -23,7 +28,7 @@ def header(*frames, before=b""):
 @pytest.mark.parametrize("bits", [8, 12, 16])
 @pytest.mark.parametrize("kind", FRAMES)
 def test_baseline_extended_and_progressive_frames_of_8_bits_may_be_reduced(kind, bits):
-    assert frame_of(header((kind, bits))) == (f"SOF{kind}", bits, 9, 9)
+    assert frame_of(header((kind, bits))) == (f"SOF{kind}", bits, 9, 9, 1, 1)
     assert may_be_reduced(header((kind, bits))) == (kind <= 2 and bits == 8)
 
 
@@ -42,7 +47,7 @@ def test_baseline_extended_and_progressive_frames_of_8_bits_may_be_reduced(kind,
 )
 def test_a_frame_is_found_where_decoders_find_it(before):
     for kind in (0, 3):
-        assert frame_of(header((kind, 8), before=before)) == (f"SOF{kind}", 8, 9, 9)
+        assert frame_of(header((kind, 8), before=before)) == (f"SOF{kind}", 8, 9, 9, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +60,13 @@ def test_a_header_without_one_frame_is_none_to_reduce(data):
 def test_every_cut_of_a_header_may_be_asked():
     data = header((0, 8))
     assert [may_be_reduced(data[:size]) for size in range(len(data))].index(True) > 15
+
+
+def test_a_sequential_frame_whose_first_scan_has_all_components_is_one_scan():
+    assert [kind for kind in FRAMES if is_one_scan(header((kind, 8)))] == [0, 1]
+    three = header((0, 8)).replace(b"\1\1\x11\0\xff\xda", b"\3\1\x11\0\xff\xda")
+    assert not is_one_scan(three)
+    assert not any(is_one_scan(header((0, 8))[:size]) for size in range(20))
 
 
 def test_what_a_jpeg_holds_beside_its_image():
