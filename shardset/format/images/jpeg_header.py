@@ -59,7 +59,7 @@ def frame_of(jpeg: bytes) -> Frame | None:
             if len(frames) != 1 or begin >= len(jpeg):
                 return None
             kind, at = frames[0]
-            return Frame(kind, *_FRAME.unpack_from(jpeg, at), jpeg[begin])
+            return Frame._make([kind, *_FRAME.unpack_from(jpeg, at), jpeg[begin]])
         if marker[1] in _FRAMES and begin + _FRAME.size <= len(jpeg):
             frames.append((f"SOF{marker[1] - 0xC0}", begin))
     return None
