@@ -59,7 +59,8 @@ def frame_of(jpeg: bytes) -> Frame | None:
             if len(frames) != 1 or begin >= len(jpeg):
                 return None
             kind, at = frames[0]
-            return Frame._make([kind, *_FRAME.unpack_from(jpeg, at), jpeg[begin]])
+            bits, height, width, num_components = _FRAME.unpack_from(jpeg, at)
+            return Frame(kind, bits, height, width, num_components, jpeg[begin])
         if marker[1] in _FRAMES and begin + _FRAME.size <= len(jpeg):
             frames.append((f"SOF{marker[1] - 0xC0}", begin))
     return None
